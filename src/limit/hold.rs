@@ -39,7 +39,7 @@ pub const MAX_POOLS: usize = 128;
 /// late or repeated is then recognized.
 const NUMBER_KEPT_US: u64 = 10_000_000;
 
-/// Identity of a pool among those with hits of a counter: random, or made from the names of a region and its pool.
+/// Identity of a pool, who may have hits of a counter: the division of a replica, or the pool of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PoolId(pub [u8; 16]);
 

@@ -75,7 +75,7 @@ impl Limit {
     }
 
     /// Returns the most hits that a charge in a region can have to pass ever.
-    pub fn most_hits_in_region(&self) -> u64 {
+    pub fn largest_charge_in_region(&self) -> u64 {
         u64::from(self.without_region_parts().capacity()) + u64::from(self.region_part().capacity())
     }
 

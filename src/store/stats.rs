@@ -103,7 +103,7 @@ pub struct EventualSharingStats {
 pub struct EventualHitTotals {
     /// Admitted from shares.
     #[serde(rename = "admitted_from_shares")]
-    pub shared: u64,
+    pub from_shares: u64,
     /// Admitted from leases.
     #[serde(rename = "admitted_from_leases")]
     pub from_leases: u64,
@@ -158,14 +158,13 @@ pub struct GrantTotals {
     #[serde(rename = "returned_hits")]
     pub returned: u64,
     /// Hits that this process admitted from what the region holds.
-    #[serde(rename = "admitted_from_grants")]
-    pub used_of_pools: u64,
+    pub admitted_from_grants: u64,
     /// Hits that this process admitted from the region's own part: its reserve, and what a cut-off region has more.
     #[serde(rename = "admitted_from_reserves")]
-    pub used_of_parts: u64,
+    pub admitted_from_parts: u64,
     /// Time since the last grant; `None` before the first.
     #[serde(rename = "last_grant_s", serialize_with = "serialize_seconds")]
-    pub since_grant: Option<Duration>,
+    pub since_last_grant: Option<Duration>,
 }
 
 /// Connections to servers.
@@ -305,9 +304,9 @@ impl GrantCounts {
             granted: load(&self.granted),
             wasted: load(&self.wasted),
             returned: load(&self.returned),
-            used_of_pools: load(&self.taken_of_pools),
-            used_of_parts: load(&self.taken_of_parts),
-            since_grant: last.map(|last| at.duration_since(last)),
+            admitted_from_grants: load(&self.taken_of_pools),
+            admitted_from_parts: load(&self.taken_of_parts),
+            since_last_grant: last.map(|last| at.duration_since(last)),
         }
     }
 }
@@ -321,8 +320,8 @@ pub enum RegionNotice {
     OtherLists(Vec<String>),
     /// These regions have not reported for a minute.
     NotSeen(Vec<String>),
-    /// The global Redis refuses commands; the text is free of secrets.
-    Misconfigured(String),
+    /// The global Redis cannot be used as it is configured; the text is free of secrets.
+    GlobalRedisMisconfigured(String),
 }
 
 /// As `{"notice": NAME, "text": MEANING}`.
@@ -345,7 +344,7 @@ impl RegionNotice {
             Self::CutOff => Self::NAMES[0],
             Self::OtherLists(_) => Self::NAMES[1],
             Self::NotSeen(_) => Self::NAMES[2],
-            Self::Misconfigured(_) => "misconfigured",
+            Self::GlobalRedisMisconfigured(_) => "misconfigured",
         }
     }
 
@@ -355,7 +354,7 @@ impl RegionNotice {
             Self::CutOff => "the global Redis answers again",
             Self::OtherLists(_) => "all regions have the same TOLLKEEPER_REGIONS again",
             Self::NotSeen(_) => "all regions report again",
-            Self::Misconfigured(_) => "the global Redis takes all commands again",
+            Self::GlobalRedisMisconfigured(_) => "the global Redis takes all commands again",
         }
     }
 }
@@ -379,7 +378,7 @@ impl fmt::Display for RegionNotice {
                  take it from TOLLKEEPER_REGIONS in all regions)",
                 regions.join(", ")
             ),
-            Self::Misconfigured(text) => f.write_str(text),
+            Self::GlobalRedisMisconfigured(text) => f.write_str(text),
         }
     }
 }

@@ -176,7 +176,7 @@ impl World {
             trace.count_many("charges were abandoned", shared.abandoned);
             if let Some(eventual) = shared.eventual {
                 trace.count_many("hits came from leases", eventual.hits.from_leases);
-                trace.count_many("hits came from shares", eventual.hits.shared);
+                trace.count_many("hits came from shares", eventual.hits.from_shares);
             }
             if let Some(regions) = shared.regions {
                 trace.count_many("hits were granted to regions", regions.grants.granted);

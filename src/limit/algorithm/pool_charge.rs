@@ -50,18 +50,18 @@ impl CounterWithPool {
         let mut pool = self.pool.at(limit, now);
         let before = pool.used(limit) + self.part.clone().charge(&part_limit, now, PEEK).before;
         let Split { of_pool, of_part, fits } = self.split(&part_limit, &pool, now, request);
-        let most = limit.most_hits_in_region();
+        let most = limit.largest_charge_in_region();
         match request.hits {
             Hits::Peek => {}
             Hits::Refund(hits) => {
-                let rest = hits - pool.take_back(hits, request.leased);
+                let rest = hits - pool.refund_unreported(hits, request.leased);
                 if rest > 0 {
                     self.part.charge(&part_limit, now, ChargeRequest { hits: Hits::Refund(rest), ..request });
                 }
             }
             Hits::Charge(_) if fits && request.rejected_elsewhere => {}
             Hits::Charge(hits) => {
-                // A charge that can never pass says nothing of what the region needs.
+                // A charge that is too large ever to pass in this region is no demand.
                 let asked_of_pool = match fits {
                     true => of_pool,
                     false if hits > most => 0,
@@ -108,8 +108,8 @@ impl CounterWithPool {
 }
 
 impl RegionPool {
-    /// Takes back hits that were used and not reported yet, and are not leased; returns how many.
-    fn take_back(&mut self, hits: u64, leased: u64) -> u64 {
+    /// Refunds hits that were used and not reported yet, but those that are leased; returns how many.
+    fn refund_unreported(&mut self, hits: u64, leased: u64) -> u64 {
         let back = hits.min(self.unreported.saturating_sub(leased));
         self.unreported -= back;
         if self.last < self.until {

@@ -226,8 +226,8 @@ impl<K> Division<K> {
         let lent = self.attainable_in_all_pools(index, AssignmentForm::Lent, now);
         let (Some(rate), Some(lent)) = (bucket, lent) else { return (bucket, 0) };
         let allowed = lent.target.min(lent.free.saturating_add(self.holders[index].outstanding));
-        let bucket = rate.bounded_by(allowed, ttl_s + UNREPORTED_S);
-        (bucket, bucket.map_or(0, |bucket| bucket.most_admitted(ttl_s + UNREPORTED_S)))
+        let bucket = rate.bounded_by(allowed, ttl_s + REPORT_LAG_S);
+        (bucket, bucket.map_or(0, |bucket| bucket.most_admitted(ttl_s + REPORT_LAG_S)))
     }
 
     /// Records the new shares of a holder, whose old ones are in use until `old_end`.
@@ -361,7 +361,7 @@ impl RateBucket {
 }
 
 /// Time before a renewal of which a proxy has not reported yet what it admitted, in seconds: Envoy reports every 5 s.
-const UNREPORTED_S: u32 = 5;
+const REPORT_LAG_S: u32 = 5;
 
 /// What a holder of lent hits was told last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

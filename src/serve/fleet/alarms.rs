@@ -4,7 +4,7 @@
 //! at which this process saw it first: it looks for its own every [`OBSERVATION_INTERVAL`], and for others when asked.
 //!
 //! Decides: which alarms a process has, and when: late process, certificate that ends, lost store.
-//! Decides: when `hot_key`, `certificate_expires`, `store_lost`, `replica_gone` and the other alarms begin.
+//! Decides: when `hot_key`, `certificate_expires`, `store_lost` and the other alarms begin.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Mutex;
@@ -14,7 +14,7 @@ use jiff::Timestamp;
 use serde::Serialize;
 use tokio::time::Instant;
 
-use super::findings::{FleetFindingKind, find_problems_of_view, format_minute_of_day};
+use super::findings::{FleetFindingKind, find_problems, format_minute_of_day};
 use super::rejection_rise::{RejectionRise, find_most_risen_limit, find_rise_after_load};
 use super::view::FleetView;
 use crate::base::clock::{Time, shorten_in_tests, to_micros};
@@ -68,7 +68,7 @@ pub struct Alarm {
 pub const OBSERVATION_INTERVAL: Duration = Duration::from_secs(15);
 
 /// What to do about an alarm, and the page that has more.
-pub const ADVICE: [(&str, &str, &str); 23] = [
+pub const ADVICE: [(&str, &str, &str); 22] = [
     ("not_ready", "see the text, and /problems", "docs/runbooks.md#alarm-not-ready"),
     ("store_lost", "see the error in the text, and /store", "docs/runbooks.md#tollkeeper-store-lost"),
     ("server_not_used", "see /store, which names the server's failure", "docs/runbooks.md#tollkeeper-store-errors"),
@@ -102,7 +102,6 @@ pub const ADVICE: [(&str, &str, &str); 23] = [
     ("late", "give the process more CPU, and no limit of it", "docs/runbooks.md#tollkeeper-decisions-slow"),
     ("certificate_expired", "renew the certificate", "docs/runbooks.md#tollkeeper-certificate-expiring"),
     ("certificate_expires", "renew the certificate", "docs/runbooks.md#tollkeeper-certificate-expiring"),
-    ("replica_gone", "see why it ended: `kubectl describe pod`", "docs/runbooks.md#alarm-replica-gone"),
     ("not_publishing", "see whether it runs and reaches Redis", "docs/runbooks.md#tollkeeper-replicas-missing"),
     ("different_rules", "compare /rlconfig/status of the replicas", "docs/runbooks.md#tollkeeper-replicas-differ"),
     ("answers_by_policy", "see /store of these replicas", "docs/runbooks.md#tollkeeper-store-errors"),
@@ -166,7 +165,7 @@ impl AlarmObserver {
             };
             replicas == [replica.as_str()] && alarms.iter().any(|alarm| alarm.kind == own)
         };
-        let mut of_fleet: Vec<Alarm> = find_problems_of_view(view)
+        let mut of_fleet: Vec<Alarm> = find_problems(&view.replicas, view.now)
             .into_iter()
             .filter(|finding| !is_known(finding.kind, &finding.replicas))
             .map(|finding| Alarm::new(finding.kind.name(), finding.replicas, finding.advice))

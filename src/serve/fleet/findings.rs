@@ -9,7 +9,6 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::summary::ReplicaSummary;
-use super::view::{FleetView, GoneReplica};
 use crate::base::clock::{Time, shorten_in_tests, to_micros};
 use crate::base::named_enum::{named_enum, serialize_by_name};
 use crate::base::text::escape_unprintable;
@@ -29,8 +28,6 @@ named_enum! {
     /// Kind of a finding.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
     pub enum FleetFindingKind {
-        /// Replicas are gone without a clean stop, and no others began in their place.
-        ReplicaGone = "replica_gone",
         /// Replicas published nothing for a while.
         NotPublishing = "not_publishing",
         /// Replicas have other rules than most.
@@ -74,30 +71,6 @@ const MAX_CLOCK_DIFFERENCE_US: u64 = 1_000_000;
 
 /// Minimum number of recent descriptors without a rule for these to be reported.
 const MIN_UNMATCHED: u64 = 100;
-
-/// Finds all that is wrong with the replicas of a view.
-pub fn find_problems_of_view(view: &FleetView) -> Vec<FleetFinding> {
-    let mut found: Vec<FleetFinding> = find_gone_replicas(&view.gone).into_iter().collect();
-    found.extend(find_problems(&view.replicas, view.now));
-    found
-}
-
-/// Finds replicas that are gone, unless others began in their place.
-pub fn find_gone_replicas(gone: &[GoneReplica]) -> Option<FleetFinding> {
-    let missing: Vec<&ReplicaSummary> =
-        gone.iter().filter(|gone| !gone.is_replaced).map(|gone| &gone.summary).collect();
-    let first = missing.iter().map(|summary| summary.published_us).min()?;
-    let (since, of) = (format_minute_of_day(Time::from_micros(first)), missing.len());
-    let they = if of == 1 { "1 replica has been gone" } else { &format!("{of} replicas have been gone") };
-    Some(FleetFinding {
-        kind: FleetFindingKind::ReplicaGone,
-        replicas: missing.iter().take(MAX_NAMED_REPLICAS).map(|summary| summary.name.clone()).collect(),
-        advice: format!(
-            "{they} since {since} UTC without a clean stop, and no other began instead: killed (memory, node), or \
-             without a way to Redis (see `kubectl describe pod`; listed for 15 min)"
-        ),
-    })
-}
 
 /// Formats the time of day, in UTC: `14:03`.
 pub(super) fn format_minute_of_day(time: Time) -> String {

@@ -21,7 +21,7 @@ use super::replica_summary_builder::{
 };
 use super::reset_announcements;
 use super::reset_announcements::ResetReader;
-use super::summary::{PublishedKeyForm, ReplicaSummary};
+use super::summary::PublishedKeyForm;
 use super::view::{FleetView, FleetViewBuilder};
 use crate::base::clock::{Clock, Time, shorten_in_tests, to_micros};
 use crate::base::random::random_id;
@@ -173,15 +173,12 @@ const MAX_CLOCK_UNCERTAINTY: Duration = Duration::from_millis(250);
 const PUBLISH_TIMEOUT: Duration = Duration::from_secs(3);
 /// Upper bound on reading all summaries. A page waits for both bounds at most.
 const READ_ALL_SUMMARIES_TIMEOUT: Duration = Duration::from_secs(4);
-/// Number of summaries after which a brief one is published, and the index is cleared of replicas that are forgotten.
+/// Number of summaries after which the index is cleared of replicas whose summaries have expired.
 const PUBLICATIONS_PER_CLEANUP: u64 = 12;
 /// Upper bound on withdrawing the summary.
 const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 /// Shortest time between two equal log lines.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
-/// Time without a failure to publish from which on old summaries tell that other replicas are gone. After an outage of
-/// Redis each of them needs two intervals to publish again.
-const GONE_GRACE_AFTER_OUTAGE: Duration = Duration::from_secs(12);
 /// Number of requests that may wait.
 const MAX_QUEUED_REQUESTS: usize = 16;
 
@@ -206,8 +203,6 @@ struct FleetWorkerHandle {
 struct FleetWorker {
     exchange: Arc<FleetRedisClient>,
     publications: u64,
-    /// Time of the first summary after which publishing has not failed; `None` after a failure.
-    publishing_since: Option<Instant>,
     collector: Arc<Mutex<ReplicaSummaryBuilder>>,
     incarnation: String,
     key: Option<AuthenticationKey>,
@@ -239,7 +234,7 @@ impl FleetWorkerHandle {
                 let _ = done.await;
             }
         };
-        // If this fails, the summary expires, and others show this replica as gone.
+        // If this fails, the summary expires.
         let _ = timeout(STOP_TIMEOUT, stop).await;
     }
 }
@@ -267,7 +262,6 @@ impl FleetWorker {
                 let worker = Self {
                     exchange,
                     publications: 0,
-                    publishing_since: None,
                     collector,
                     incarnation,
                     key,
@@ -311,11 +305,8 @@ impl FleetWorker {
                     self.lock_collector().record_decision_totals();
                     let published = timeout(PUBLISH_TIMEOUT, self.publish_summary()).await;
                     match published.unwrap_or(Err(RedisError::Timeout)) {
-                        Ok(()) => _ = self.publishing_since.get_or_insert_with(Instant::now),
-                        Err(error) => {
-                            self.publishing_since = None;
-                            self.log_publish_failure(error);
-                        }
+                        Ok(()) => {}
+                        Err(error) => self.log_publish_failure(error),
                     }
                 }
                 request = requests.recv() => match request {
@@ -333,9 +324,6 @@ impl FleetWorker {
         let now = self.synchronize_clock().await?;
         let is_cleanup = self.publications.is_multiple_of(PUBLICATIONS_PER_CLEANUP);
         let mut summary = build_own_summary(&self.collector, self.clock_offset_us);
-        if is_cleanup {
-            self.publish_brief_summary(&summary).await?;
-        }
         let sealed = encode_summary(&summary, self.key.as_ref()).or_else(|| {
             // The estimate of its size was wrong: the figures without names and keys always fit.
             summary.limits_left_out += summary.limits.len();
@@ -355,14 +343,6 @@ impl FleetWorker {
         }
         self.publications += 1;
         Ok(())
-    }
-
-    /// Publishes what others show of this replica once it is gone.
-    async fn publish_brief_summary(&self, summary: &ReplicaSummary) -> Result<(), RedisError> {
-        match encode_summary(&summary.without_lists(), self.key.as_ref()) {
-            Some(sealed) => self.exchange.publish_brief_summary(&self.incarnation, &sealed).await,
-            None => Ok(()),
-        }
     }
 
     /// Asks Redis for its time, and sets the minutes of rejected keys by it.
@@ -399,9 +379,6 @@ impl FleetWorker {
         let beyond =
             self.exchange.read_all_summaries(now, |id, sealed| view.add_published_summary(id, sealed, key)).await?;
         view.record_replicas_beyond_maximum(beyond);
-        if self.publishing_since.is_some_and(|since| since.elapsed() >= shorten_in_tests(GONE_GRACE_AFTER_OUTAGE)) {
-            self.exchange.read_gone_summaries(now, |gone| view.add_gone_replica(gone, key)).await?;
-        }
         Ok(view.finish_view(None))
     }
 

@@ -15,25 +15,19 @@ use futures_util::future::join_all;
 use tokio::time::Instant;
 
 use super::summary::MAX_SUMMARY_BYTES;
-use crate::base::clock::{Time, shorten_in_tests, to_micros};
+use crate::base::clock::{Time, shorten_in_tests};
 use crate::settings::redis::deployment::DeploymentSettings;
 use crate::store::client::redis::connect::ConnectOptions;
 use crate::store::client::redis::deployment::Deployment;
 use crate::store::client::redis::deployment_context::DeploymentOptions;
 use crate::store::client::redis::error::RedisError;
 use crate::store::client::redis::health_check::{CommandWords, HealthCheck};
-use crate::store::client::redis::resp::{Reply, reply_bytes, reply_text, time_in_reply};
+use crate::store::client::redis::resp::{Reply, reply_bytes, time_in_reply};
 
 /// Interval between two summaries of a replica.
 pub(super) const PUBLISH_INTERVAL: Duration = Duration::from_secs(5);
 /// Lifetime of a published summary; a replica that publishes no other is gone after this time.
 pub(super) const SUMMARY_LIFETIME: Duration = Duration::from_secs(30);
-/// Time for which a replica that is gone is remembered, unless it stopped cleanly.
-pub(super) const GONE_LIFETIME: Duration = Duration::from_secs(900);
-/// Lifetime of a brief summary: until its replica is forgotten, and the minute until it publishes the next.
-const BRIEF_SUMMARY_LIFETIME: Duration = Duration::from_secs(GONE_LIFETIME.as_secs() + 120);
-/// Maximum number of replicas that are gone and are read, those that were heard of last.
-pub(super) const MAX_GONE_REPLICAS: usize = 20;
 /// Maximum number of replicas that are read, those that published last.
 pub(super) const MAX_REPLICAS: usize = 1000;
 /// Number of summaries that are read at a time.
@@ -60,18 +54,6 @@ pub(super) struct FleetRedisKeys {
     index: Bytes,
     pub(super) resets: Bytes,
     summary_prefix: Vec<u8>,
-    brief_prefix: Vec<u8>,
-}
-
-/// Summary of a replica that is gone.
-#[derive(Clone, Copy, Debug)]
-pub struct GoneSummary<'s> {
-    /// Random id of the process.
-    pub id: &'s str,
-    /// Time of its last summary, to the second.
-    pub published: Time,
-    /// Its brief summary, of up to a minute earlier.
-    pub sealed: &'s [u8],
 }
 
 /// Time of Redis when it answered, and how uncertain that is.
@@ -87,16 +69,7 @@ impl FleetRedisKeys {
     /// Keys under `CACHE_KEY_PREFIX`.
     pub(super) fn new(prefix: &str) -> Self {
         let key = |name: &str| Bytes::from(format!("{prefix}tk1:{{fleet}}:{name}"));
-        Self {
-            index: key("replicas"),
-            resets: key("resets"),
-            summary_prefix: key("replica:").to_vec(),
-            brief_prefix: key("brief:").to_vec(),
-        }
-    }
-
-    fn brief_key(&self, incarnation: &[u8]) -> Vec<u8> {
-        [&self.brief_prefix, incarnation].concat()
+        Self { index: key("replicas"), resets: key("resets"), summary_prefix: key("replica:").to_vec() }
     }
 
     fn summary_key(&self, incarnation: &[u8]) -> Vec<u8> {
@@ -145,23 +118,12 @@ impl FleetRedisClient {
         Ok(())
     }
 
-    /// Publishes the brief summary of the process `incarnation`, by which others know it once it is gone.
-    ///
-    /// # Errors
-    /// Redis failed.
-    pub(super) async fn publish_brief_summary(&self, incarnation: &str, summary: &[u8]) -> Result<(), RedisError> {
-        let key = self.keys.brief_key(incarnation.as_bytes());
-        let lifetime = BRIEF_SUMMARY_LIFETIME.as_millis().to_string();
-        self.send_command(&[b"SET", &key, summary, b"PX", lifetime.as_bytes()]).await?;
-        Ok(())
-    }
-
-    /// Clears the index of replicas that have been gone for [`GONE_LIFETIME`]; `now` is the time of Redis.
+    /// Clears the index of replicas whose summaries have expired; `now` is the time of Redis.
     ///
     /// # Errors
     /// Redis failed.
     pub(super) async fn remove_outdated_replicas(&self, now: Time) -> Result<(), RedisError> {
-        let oldest = latest_forgotten_publish_second(now).to_string();
+        let oldest = latest_expired_publish_second(now).to_string();
         self.send_command(&[b"ZREMRANGEBYSCORE", &self.keys.index, b"-inf", oldest.as_bytes()]).await?;
         Ok(())
     }
@@ -172,8 +134,7 @@ impl FleetRedisClient {
     /// Redis failed.
     pub(super) async fn withdraw_summary(&self, incarnation: &str) -> Result<(), RedisError> {
         self.send_command(&[b"ZREM", &self.keys.index, incarnation.as_bytes()]).await?;
-        let keys = [self.keys.summary_key(incarnation.as_bytes()), self.keys.brief_key(incarnation.as_bytes())];
-        self.send_command(&[b"UNLINK", &keys[0], &keys[1]]).await?;
+        self.send_command(&[b"UNLINK", &self.keys.summary_key(incarnation.as_bytes())]).await?;
         Ok(())
     }
 
@@ -223,60 +184,9 @@ impl FleetRedisClient {
         Ok(ids.len() - read_ids.len())
     }
 
-    /// Passes the brief summaries of replicas that are gone to `read`, at most [`MAX_GONE_REPLICAS`], the last first.
-    ///
-    /// A replica that stops removes its id from the index, so those that are left there with an old time did not stop
-    /// cleanly. `now` is the time of Redis.
-    ///
-    /// # Errors
-    /// Redis failed; some summaries may have been read.
-    pub(super) async fn read_gone_summaries(
-        &self,
-        now: Time,
-        mut read: impl FnMut(GoneSummary<'_>),
-    ) -> Result<(), RedisError> {
-        let newest = latest_expired_publish_second(now).to_string();
-        let oldest = format!("({}", latest_forgotten_publish_second(now));
-        let limit = MAX_GONE_REPLICAS.to_string();
-        let words: [&[u8]; 8] = [
-            b"ZREVRANGEBYSCORE",
-            &self.keys.index,
-            newest.as_bytes(),
-            oldest.as_bytes(),
-            b"WITHSCORES",
-            b"LIMIT",
-            b"0",
-            limit.as_bytes(),
-        ];
-        let reply = self.send_command(&words).await?;
-        let Reply::Array(members) = &reply else { return Err(RedisError::BadReply) };
-        let members = members.chunks_exact(2).filter_map(|pair| {
-            let (id, score) = (reply_text(&pair[0])?, reply_text(&pair[1])?.parse::<f64>().ok()?);
-            let published = Duration::try_from_secs_f64(score).ok()?;
-            (id.len() <= MAX_REPLICA_ID_BYTES).then_some((id, Time::from_micros(to_micros(published))))
-        });
-        let gone: Vec<(&str, Time)> = members.collect();
-        let briefs = join_all(gone.iter().map(|(id, _)| self.read_summary_at_key(self.keys.brief_key(id.as_bytes()))));
-        for ((id, published), brief) in gone.iter().zip(briefs.await) {
-            match brief {
-                Ok(brief) => {
-                    let sealed = reply_bytes(&brief).filter(|sealed| !sealed.is_empty());
-                    sealed.into_iter().for_each(|sealed| read(GoneSummary { id, published: *published, sealed }));
-                }
-                // Another program wrote under this name.
-                Err(RedisError::WrongType) => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(())
-    }
-
     /// Reads a summary, up to one byte beyond the maximum size, so that a longer one is noticed.
     async fn read_summary(&self, id: &str) -> Result<Reply, RedisError> {
-        self.read_summary_at_key(self.keys.summary_key(id.as_bytes())).await
-    }
-
-    async fn read_summary_at_key(&self, key: Vec<u8>) -> Result<Reply, RedisError> {
+        let key = self.keys.summary_key(id.as_bytes());
         let last = MAX_SUMMARY_BYTES.to_string();
         self.send_command(&[b"GETRANGE", &key, b"0", last.as_bytes()]).await
     }
@@ -310,11 +220,6 @@ const fn unix_seconds(time: Time) -> u64 {
 /// Latest second at which a summary that has expired by now can have been published.
 fn latest_expired_publish_second(now: Time) -> u64 {
     unix_seconds(now).saturating_sub(shorten_in_tests(SUMMARY_LIFETIME).as_secs())
-}
-
-/// Latest second of the last summary of a replica that is forgotten by now.
-const fn latest_forgotten_publish_second(now: Time) -> u64 {
-    unix_seconds(now).saturating_sub(GONE_LIFETIME.as_secs())
 }
 
 /// Health check of a server: writes to the index of replicas without a change.

@@ -8,15 +8,13 @@ use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::sync::Arc;
 
-use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::findings::{FleetFinding, abbreviate_hash, find_problems_of_view, format_minute_of_day, is_silent};
+use super::findings::{FleetFinding, abbreviate_hash, find_problems, is_silent};
 use super::summary::{
     BlocksSummary, DecisionsByVerdict, LatencySummary, PublishedKeyForm, ReplicaSummary, RulesSummary, StoreSummary,
 };
-use super::view::{FleetView, GoneReplica, MergedLimitCounts};
-use crate::base::clock::Time;
+use super::view::{FleetView, MergedLimitCounts};
 use crate::base::text::{escape_unprintable, truncate_and_escape};
 use crate::base::text_table::{NumberAlignment, format_table};
 use crate::decide::blocks::Block;
@@ -89,7 +87,7 @@ pub struct FleetReport {
     pub problem: Option<String>,
     /// Time of the report, RFC 3339 in UTC, by the clock of Redis.
     pub at: String,
-    /// All replicas: this one first, and last those that are gone.
+    /// All replicas, this one first.
     pub replicas: Vec<ReplicaReport>,
     /// Summaries that were left out.
     pub left_out: Vec<LeftOutSummaries>,
@@ -144,12 +142,6 @@ pub struct ReplicaReport {
     /// True if it published nothing for a while and may have died; the sums leave it out.
     #[serde(default)]
     pub silent: bool,
-    /// Time of the last summary of a replica that is gone without a clean stop, RFC 3339 in UTC; absent of others.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub gone_since: Option<String>,
-    /// True for a replica that is gone, if another began since.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub replaced: bool,
     /// Time of Redis less that of the replica, in milliseconds.
     pub clock_offset_ms: i64,
     /// Loaded rules.
@@ -268,14 +260,13 @@ impl FleetReport {
             replicas: (0..)
                 .zip(&view.replicas)
                 .map(|(index, replica)| build_replica_report(view, index, replica))
-                .chain(view.gone.iter().map(|gone| build_report_of_gone_replica(view, gone)))
                 .collect(),
             left_out: view
                 .left_out
                 .iter()
                 .map(|(reason, count)| LeftOutSummaries { reason: reason.description().to_owned(), summaries: *count })
                 .collect(),
-            findings: find_problems_of_view(view),
+            findings: find_problems(&view.replicas, view.now),
             blocks: Vec::new(),
             blocked_values: 0,
             recent: sum_recent_decisions(view.replicas.iter().filter(|replica| !is_silent(replica, view.now))),
@@ -329,8 +320,6 @@ fn build_replica_report(view: &FleetView, index: usize, replica: &ReplicaSummary
         age_s: since_s(replica.started_us),
         published_s_ago: since_s(replica.published_us),
         silent: is_silent(replica, view.now),
-        gone_since: None,
-        replaced: false,
         clock_offset_ms: replica.clock_offset_us / 1000,
         rules: replica.rules.clone(),
         slot: replica.slot,
@@ -340,18 +329,6 @@ fn build_replica_report(view: &FleetView, index: usize, replica: &ReplicaSummary
         blocks: replica.blocks,
         quota: replica.quota,
     }
-}
-
-/// Describes a replica that is gone: silent, without decisions, and with what it holds for proxies until that ends.
-fn build_report_of_gone_replica(view: &FleetView, gone: &GoneReplica) -> ReplicaReport {
-    let GoneReplica { summary, is_replaced } = gone;
-    let since = Time::from_micros(summary.published_us);
-    let report = build_replica_report(view, usize::MAX, summary);
-    let quota = report.quota.and_then(|quota| {
-        let held_for_s = quota.held_for_s.saturating_sub(report.published_s_ago);
-        (held_for_s > 0).then_some(QuotaTotals { held_for_s, ..quota })
-    });
-    ReplicaReport { silent: true, gone_since: Some(since.to_string()), replaced: *is_replaced, quota, ..report }
 }
 
 impl FleetLimitReport {
@@ -439,8 +416,7 @@ impl FleetReport {
             let _ = writeln!(page, "This replica only: {}\n", escape_unprintable(problem));
         }
         let headings = ["CALLS/S", "REJECTED/S", "P99", "STORE", "RULES", "PLACE", "UPTIME", "AGE", "REPLICA"];
-        let running = self.replicas.iter().filter(|replica| replica.gone_since.is_none()).count();
-        let total = (running > 1).then(|| self.format_total_row(running));
+        let total = (self.replicas.len() > 1).then(|| self.format_total_row(self.replicas.len()));
         page += &format_table(
             &headings,
             total.into_iter().chain(self.replicas.iter().map(ReplicaReport::format_row)),
@@ -496,9 +472,8 @@ impl FleetReport {
         if self.blocked_values == 0 {
             return String::new();
         }
-        // Those that are gone took their counts along.
-        let running = self.replicas.iter().filter(|replica| replica.gone_since.is_none());
-        let rejected = running.fold(0, |sum: u64, replica| sum.saturating_add(replica.blocks.rejected_requests));
+        let rejected = self.replicas.iter().map(|replica| replica.blocks.rejected_requests);
+        let rejected = rejected.fold(0, u64::saturating_add);
         let rows = self.blocks.iter().take(MAX_BLOCKS_IN_TEXT).map(BlockReport::format_row);
         format!(
             "\nBlocked values: {}, which rejected {rejected} requests (`tollkeeper blocks` lists them)\n{}",
@@ -507,7 +482,7 @@ impl FleetReport {
         )
     }
 
-    /// Formats what replicas hold for proxies over quota streams, if any has streams, or holds of some that are gone.
+    /// Formats what replicas hold for proxies over quota streams, if any has streams or holds something.
     fn format_quotas(&self) -> String {
         let quotas = self.replicas.iter().filter_map(|replica| Some((replica, replica.quota?)));
         let quotas: Vec<_> = quotas.filter(|(_, quota)| quota.streams > 0 || quota.keys > 0).collect();
@@ -548,20 +523,16 @@ impl RecentDecisionRates {
 impl ReplicaReport {
     /// Formats the cells of the text form.
     fn format_row(&self) -> [String; 9] {
-        let is_gone = self.gone_since.is_some();
-        let [calls, rejected, p99] =
-            if is_gone { std::array::from_fn(|_| "-".to_owned()) } else { self.recent.format_rate_cells() };
+        let [calls, rejected, p99] = self.recent.format_rate_cells();
         let store = match (self.store.available, self.store.breakers_open) {
-            _ if is_gone => "-".to_owned(),
             (false, _) => "lost".to_owned(),
             (true, 0) => escape_unprintable(&self.store.kind),
             (true, open) => format!("{open} of {} lost", self.store.servers),
         };
-        let state = match (&self.gone_since, self.this, self.silent) {
-            (Some(since), ..) => self.format_gone(since),
-            (None, true, _) => " (this)".to_owned(),
-            (None, false, true) => " (silent)".to_owned(),
-            (None, false, false) => String::new(),
+        let state = match (self.this, self.silent) {
+            (true, _) => " (this)",
+            (false, true) => " (silent)",
+            (false, false) => "",
         };
         [
             calls,
@@ -574,13 +545,6 @@ impl ReplicaReport {
             format_age(self.published_s_ago),
             format!("{}{state}", escape_unprintable(&self.name)),
         ]
-    }
-
-    /// Formats since when a replica is gone; `since` is in RFC 3339.
-    fn format_gone(&self, since: &str) -> String {
-        let micros = since.parse::<Timestamp>().ok().and_then(|time| u64::try_from(time.as_microsecond()).ok());
-        let minute = micros.map_or_else(|| escape_unprintable(since), |us| format_minute_of_day(Time::from_micros(us)));
-        format!(" (gone since {minute} UTC{})", if self.replaced { ", replaced" } else { "" })
     }
 }
 

@@ -200,29 +200,6 @@ impl From<PublishedSlotCounts> for SlotCounts {
     }
 }
 
-impl ReplicaSummary {
-    /// The summary without keys, limits and recent decisions: a few hundred bytes.
-    #[must_use]
-    pub fn without_lists(&self) -> Self {
-        Self {
-            v: self.v,
-            incarnation: self.incarnation.clone(),
-            name: self.name.clone(),
-            build: self.build.clone(),
-            started_us: self.started_us,
-            published_us: self.published_us,
-            clock_offset_us: self.clock_offset_us,
-            rules: self.rules.clone(),
-            slot: self.slot,
-            store: self.store.clone(),
-            blocks: self.blocks,
-            quota: self.quota,
-            values: self.values,
-            ..Self::default()
-        }
-    }
-}
-
 /// Form of the keys in a summary.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

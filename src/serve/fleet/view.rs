@@ -1,17 +1,16 @@
-//! Merged summaries of all replicas at one time, with the decisions by limit, and the replicas that are gone.
+//! Merged summaries of all replicas at one time, with the decisions by limit.
 //!
-//! Replicas that are gone are marked as replaced if others began since. `redis_client` has the times after which a
-//! silent replica is gone, and the maximum number of replicas; `merge_keys` merges rejected and busiest keys.
+//! `redis_client` has the time after which a silent replica is left out, and the maximum number of replicas; `merge_keys`
+//! merges rejected and busiest keys.
 //!
 //! Decides: which replicas `/fleet` shows, in which order; two with one name.
 //! Decides: limits over replicas (`MergedCountsByLimit`).
 
-use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::authentication::{AuthenticationKey, SummaryError, decode_summary};
 use super::merge_keys::{MergedBusiestKeys, MergedRejectedKeys};
-use super::redis_client::{GoneSummary, SUMMARY_LIFETIME};
+use super::redis_client::SUMMARY_LIFETIME;
 use super::summary::{LimitSummary, ReplicaSummary};
 use crate::base::clock::{Time, shorten_in_tests, to_micros};
 use crate::serve::report::rules::SlotCounts;
@@ -35,8 +34,6 @@ pub struct FleetView {
     pub now: Time,
     /// Summaries without keys and limits: this replica first, then the others by name.
     pub replicas: Vec<ReplicaSummary>,
-    /// Replicas that are gone without a clean stop, the last first.
-    pub gone: Vec<GoneReplica>,
     /// Rejected keys.
     pub keys: MergedRejectedKeys,
     /// Keys with most hits.
@@ -45,15 +42,6 @@ pub struct FleetView {
     pub limits: MergedCountsByLimit,
     /// Number of summaries that were left out, by reason.
     pub left_out: BTreeMap<SummaryError, usize>,
-}
-
-/// A replica that published nothing for 30 s and did not stop cleanly: it was killed, or cannot reach Redis.
-#[derive(Clone, Debug)]
-pub struct GoneReplica {
-    /// Its last brief summary, with the time of its last summary as that of publishing.
-    pub summary: ReplicaSummary,
-    /// True if another replica began since; each stands for one that is gone.
-    pub is_replaced: bool,
 }
 
 /// Merges summaries one after the other.
@@ -77,7 +65,6 @@ impl FleetViewBuilder {
             problem: None,
             now,
             replicas: Vec::new(),
-            gone: Vec::new(),
             keys: MergedRejectedKeys::default(),
             busiest: MergedBusiestKeys::default(),
             limits: MergedCountsByLimit::default(),
@@ -97,21 +84,6 @@ impl FleetViewBuilder {
         let summary = decode_summary(sealed, key).and_then(|summary| self.check_summary(id, summary));
         match summary {
             Ok(summary) => self.merge_summary(summary),
-            Err(reason) => *self.view.left_out.entry(reason).or_default() += 1,
-        }
-    }
-
-    /// Adds a replica that is gone; one that published again meanwhile is not added.
-    pub fn add_gone_replica(&mut self, gone: GoneSummary<'_>, key: Option<&AuthenticationKey>) {
-        if !self.known.insert(gone.id.to_owned()) {
-            return;
-        }
-        match decode_summary(gone.sealed, key).and_then(|summary| check_identity(gone.id, summary)) {
-            Ok(summary) => {
-                let published_us = gone.published.as_micros();
-                let summary = ReplicaSummary { published_us, ..summary.without_lists() };
-                self.view.gone.push(GoneReplica { summary, is_replaced: false });
-            }
             Err(reason) => *self.view.left_out.entry(reason).or_default() += 1,
         }
     }
@@ -152,9 +124,7 @@ impl FleetViewBuilder {
         if let Some((_, others)) = self.view.replicas.split_first_mut() {
             others.sort_by(|a, b| (&a.name, &a.incarnation).cmp(&(&b.name, &b.incarnation)));
         }
-        mark_replaced(&self.view.replicas, &mut self.view.gone);
-        let gone = self.view.gone.iter_mut().map(|gone| &mut gone.summary);
-        make_names_unique(self.view.replicas.iter_mut().chain(gone).collect());
+        make_names_unique(&mut self.view.replicas);
         self.view
     }
 
@@ -179,34 +149,11 @@ fn check_identity(id: &str, summary: ReplicaSummary) -> Result<ReplicaSummary, S
     if summary.incarnation == id && is_short { Ok(summary) } else { Err(SummaryError::Malformed) }
 }
 
-/// Marks replicas that are gone as replaced, as far as others began since, and each of these stands for one.
-///
-/// A process that began again in its place has the same name; a new pod of a Deployment has another, so any that began
-/// later counts. One that began later and is gone too counts as well: in its place another must have begun.
-pub fn mark_replaced(replicas: &[ReplicaSummary], gone: &mut [GoneReplica]) {
-    let began = |summary: &ReplicaSummary| (summary.started_us, summary.name.clone());
-    let mut free: Vec<(u64, String)> =
-        replicas.iter().chain(gone.iter().map(|gone| &gone.summary)).map(began).collect();
-    gone.sort_by_key(|gone| Reverse(gone.summary.published_us));
-    for must_have_same_name in [true, false] {
-        // The later a replica was gone, the fewer began since, so it chooses first.
-        for gone in gone.iter_mut().filter(|gone| !gone.is_replaced) {
-            let ReplicaSummary { published_us, name, .. } = &gone.summary;
-            let is_next =
-                |(started_us, of): &(u64, String)| started_us > published_us && (of == name || !must_have_same_name);
-            if let Some(at) = free.iter().position(is_next) {
-                free.swap_remove(at);
-                gone.is_replaced = true;
-            }
-        }
-    }
-}
-
 /// Adds the start of the incarnation to names that several replicas have, as processes of one host do.
-fn make_names_unique(replicas: Vec<&mut ReplicaSummary>) {
+fn make_names_unique(replicas: &mut [ReplicaSummary]) {
     let mut counts: HashMap<String, usize> = HashMap::new();
     replicas.iter().for_each(|replica| *counts.entry(replica.name.clone()).or_default() += 1);
-    for replica in replicas.into_iter().filter(|replica| counts.get(&replica.name).is_some_and(|count| *count > 1)) {
+    for replica in replicas.iter_mut().filter(|replica| counts.get(&replica.name).is_some_and(|count| *count > 1)) {
         let id: String = replica.incarnation.chars().take(SHOWN_ID_CHARS).collect();
         replica.name = format!("{}/{id}", replica.name);
     }

@@ -124,9 +124,9 @@ fn emit_region(stats: &RegionStats, emit: &mut dyn FnMut(Family)) {
     let hits = [("granted", granted), ("returned", returned), ("wasted", wasted)];
     emit(Family::counter_by_label("tollkeeper_grant_hits_total", help, "kind", hits));
     let help = "Total number of hits of global limits that this process admitted, by what they were admitted from.";
-    let sources = [("grant", stats.grants.used_of_pools), ("reserve", stats.grants.used_of_parts)];
+    let sources = [("grant", stats.grants.admitted_from_grants), ("reserve", stats.grants.admitted_from_parts)];
     emit(Family::counter_by_label("tollkeeper_region_hits_total", help, "from", sources));
-    if let Some(age) = stats.grants.since_grant {
+    if let Some(age) = stats.grants.since_last_grant {
         let help = "Time since the last grant to this process, in seconds.";
         let age_s = age.as_secs_f64();
         emit(
@@ -152,7 +152,7 @@ fn emit_breakers(servers: Vec<ServerStatus>, emit: &mut dyn FnMut(Family)) {
 fn emit_eventual_sharing(sharing: &EventualSharingStats, emit: &mut dyn FnMut(Family)) {
     let usage = sharing.hits;
     let help = "Total number of hits that eventual rules admitted in this process, by source.";
-    let counts = [("share", usage.shared), ("lease", usage.from_leases)];
+    let counts = [("share", usage.from_shares), ("lease", usage.from_leases)];
     emit(Family::counter_by_label("tollkeeper_eventual_hits_total", help, "from", counts));
     emit(Family::counter("tollkeeper_leased_hits_total", "Total number of hits leased from Redis.", usage.leased));
     let help = "Total number of leased hits that were unused when their lease ended.";

@@ -133,7 +133,8 @@ impl RegionClient {
     /// Returns statistics of the regions.
     pub(super) fn stats(&self) -> RegionStats {
         let at = Instant::now();
-        let misconfigured = self.client.misconfiguration().map(|text| RegionNotice::Misconfigured(text.to_string()));
+        let misconfigured =
+            self.client.misconfiguration().map(|text| RegionNotice::GlobalRedisMisconfigured(text.to_string()));
         RegionStats {
             region: self.settings.own_region_name().to_owned(),
             regions: self.settings.names.clone(),

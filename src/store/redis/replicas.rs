@@ -359,7 +359,17 @@ impl HeartbeatState {
                 );
             }
         } else if reply.place != previous_place {
-            tracing::info!(place = reply.place, live = reply.live, "replica place changed");
+            match reply.place {
+                Some(place) => tracing::info!(
+                    place,
+                    live = reply.live,
+                    "this replica has a place, and so a share of eventual limits"
+                ),
+                None => tracing::info!(
+                    live = reply.live,
+                    "this replica has lost its place: it has no share of eventual limits"
+                ),
+            }
         }
     }
 
@@ -369,7 +379,7 @@ impl HeartbeatState {
             matches!(error, RedisError::WrongType | RedisError::BadReply | RedisError::Misconfigured);
         if is_reported_here && let Some(suppressed) = self.failure_log.allow(Clock::System.now()) {
             let key = String::from_utf8_lossy(&self.key);
-            tracing::warn!(%key, %error, suppressed, "cannot claim a place: replicas are not counted");
+            tracing::warn!(%key, %error, suppressed, "cannot register this replica: it has no share of eventual limits, and replicas are not counted");
         }
     }
 }

@@ -337,7 +337,7 @@ fn encode_wait_word(charge: &OwnedCharge, limit: &Limit) -> i64 {
     let longest_delay_us = || signed_word(charge.request_with_bounded_delay().longest_delay_us(limit));
     match charge.request.hits {
         Hits::Refund(_) => void_from(),
-        Hits::Charge(_) if limit.is_counted_in_region() => signed_word(limit.most_hits_in_region()),
+        Hits::Charge(_) if limit.is_counted_in_region() => signed_word(limit.largest_charge_in_region()),
         Hits::Charge(_) | Hits::Peek => longest_delay_us(),
     }
 }

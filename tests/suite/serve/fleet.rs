@@ -21,7 +21,7 @@ use kit::grpc::{Client, rate_limit_request};
 use kit::http;
 use kit::redis;
 use kit::tollkeeper::{Setup, Tollkeeper, program_path, with_rules};
-use kit::{PATIENCE, wait_at_most, wait_for};
+use kit::wait_for;
 
 const RULES: &str = "\
 domain: shop
@@ -590,91 +590,4 @@ descriptors:
             rules.filter(|limit| limit["distinct_keys"].as_u64().is_some_and(|keys| (8..=12).contains(&keys)));
         (counted.count() == 3).then_some(())
     });
-}
-
-/// Replicas that are gone in a report: whether each is replaced.
-fn gone(report: &Value) -> Vec<bool> {
-    let rows = report["replicas"].as_array().into_iter().flatten();
-    rows.filter(|row| row["gone_since"].is_string()).map(|row| row["replaced"] == true).collect()
-}
-
-fn has_alarm(server: &Tollkeeper, kind: &str) -> bool {
-    let report: Value = serde_json::from_slice(&http::get(server.debug_port(), "/alarms").send().body).unwrap();
-    report["alarms"].as_array().unwrap().iter().any(|alarm| alarm["kind"] == kind)
-}
-
-#[test]
-fn killed_replica_is_listed_as_gone_until_another_begins_and_a_stopped_one_is_not() {
-    let redis = redis::options().start();
-    let keyed = || replica(&redis, RULES).env("TOLLKEEPER_DECISION_LOG_HASH_KEY", "correct horse battery staple");
-    let [seen, mut killed, mut stopped] = [0; 3].map(|_| keyed().start());
-    // Each of them has published after all of them began: else one of them would stand for the one that is killed.
-    wait_for_fleet(&seen, "three replicas", |report| {
-        let has_published =
-            |row: &Value| row["age_s"].as_u64() >= Some(8) && row["published_s_ago"].as_u64() <= Some(5);
-        count(report, "replicas") == 3
-            && report["replicas"].as_array().is_some_and(|rows| rows.iter().all(has_published))
-    });
-    stopped.signal("TERM");
-    assert!(stopped.wait().success());
-    killed.kill();
-    assert_eq!(gone(&fleet(&seen, "")), [false; 0], "its last summary is fresh");
-    // Its last summary lives for 30 s.
-    let report = wait_at_most(2 * PATIENCE, "the replica to be gone", || {
-        Some(fleet(&seen, "?minutes=10")).filter(|report| !gone(report).is_empty())
-    });
-    assert_eq!((gone(&report), count(&report, "replicas")), (vec![false], 2), "{report}");
-    let row = &report["replicas"][1];
-    assert_eq!(
-        (&row["this"], &row["silent"], &row["build"]),
-        (&json!(false), &json!(true), &json!(env!("CARGO_PKG_VERSION")))
-    );
-    assert!(report["findings"][0]["kind"] == "replica_gone" && has_alarm(&seen, "replica_gone"), "{report}");
-    let text = top(&seen, &["--fleet"]).replace('\n', " ");
-    assert!(
-        text.contains("(gone since ") && text.contains("without a clean stop") && !text.contains("all 2"),
-        "{text}"
-    );
-
-    let next = keyed().start();
-    let report = wait_for_fleet(&seen, "a replica in its place", |report| gone(report) == [true]);
-    assert!(!report["findings"].to_string().contains("replica_gone"), "{report}");
-    wait_for("the end of the alarm", || (!has_alarm(&next, "replica_gone")).then_some(()));
-    assert!(top(&seen, &["--fleet"]).contains(", replaced)"));
-}
-
-#[test]
-fn hostile_brief_summaries_are_left_out_and_few_are_listed() {
-    let redis = redis::options().start();
-    let replica = replica(&redis, RULES).start();
-    let gone_s = redis_time_us(&redis) / 1_000_000 - 60;
-    let store = |id: &str, text: &str| {
-        redis.query::<()>(&["SET", &format!("tk1:{{fleet}}:brief:{id}"), text]);
-        redis.query::<()>(&["ZADD", INDEX, &gone_s.to_string(), id]);
-    };
-    let summary = |id: &str, change: fn(&mut ReplicaSummary)| {
-        let mut summary = plausible(id, gone_s * 1_000_000);
-        change(&mut summary);
-        String::from_utf8(encode_summary(&summary, None).unwrap()).unwrap()
-    };
-    store("bad", &"x".repeat(1 << 20));
-    store("other", &summary("bad", |_| ()));
-    store("long", &summary("long", |summary| summary.name = "n".repeat(10_000)));
-    redis.query::<()>(&["LPUSH", "tk1:{fleet}:brief:list", "x"]);
-    redis.query::<()>(&["ZADD", INDEX, &gone_s.to_string(), "list"]);
-    redis.query::<()>(&["ZADD", INDEX, &gone_s.to_string(), "without"]);
-    store("loud", &summary("loud", |summary| summary.name = "\u{1b}[2Jpod".to_owned()));
-    let report = wait_for_fleet(&replica, "the one that is right", |report| !gone(report).is_empty());
-    assert_eq!(
-        (gone(&report).len(), &report["left_out"].to_string().contains("not a summary")),
-        (1, &true),
-        "{report}"
-    );
-    assert!(!http::get(replica.debug_port(), "/fleet?format=text").send().body.contains(&0x1b));
-    for index in 0..50 {
-        let id = format!("pod{index}");
-        store(&id, &summary(&id, |_| ()));
-    }
-    let report = wait_for_fleet(&replica, "more of them", |report| gone(report).len() > 1);
-    assert!(gone(&report).len() <= 20, "{report}");
 }

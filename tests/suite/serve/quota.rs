@@ -196,7 +196,7 @@ fn changed_rule_takes_back_at_once() {
 }
 
 #[test]
-fn added_limit_shares_the_counter_with_what_proxies_still_have() {
+fn counter_in_two_divisions_counts_what_proxies_still_have() {
     let rules = |more: &str| {
         format!(
             "domain: quota\ndescriptors:\n- key: fast\n  rate_limit:\n  - {{unit: hour, requests_per_unit: 600}}\n{more}"

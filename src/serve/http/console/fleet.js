@@ -55,24 +55,24 @@ function storeState({ store }) {
   return span('good', store.kind);
 }
 
-function problemsOf({ name, silent, replaced, store, rules }, findings) {
+function problemsOf({ name, silent, store, rules }, findings) {
   const named = findings.filter(({ replicas }) => replicas.includes(name)).length;
-  return replaced ? 0 : (silent ? 8 : 0) + (store.available ? 0 : 4) + (store.breakers_open > 0 ? 2 : 0) + (rules.load_failed ? 2 : 0) + named;
+  return (silent ? 8 : 0) + (store.available ? 0 : 4) + (store.breakers_open > 0 ? 2 : 0) + (rules.load_failed ? 2 : 0) + named;
 }
 
 const clockOf = (ms) => `${number(Math.abs(ms))} ms ${ms < 0 ? 'ahead' : 'behind'}`;
 
-const rateColumn = (title, field) => numberColumn(title, (one) => (one.gone_since ? '–' : rate(one.recent[field])));
+const rateColumn = (title, field) => numberColumn(title, (one) => rate(one.recent[field]));
 
 const replicaColumns = (findings) => [
   nameColumn('Replica', (one) => [link(replicaAddress(one), printable(one.name)), one.this ? badge('this') : null,
-    one.gone_since ? badge(['gone since ', timeOf(one.gone_since)], one.replaced ? '' : 'bad') : one.silent ? badge(`silent for ${number(one.published_s_ago)} s`, 'bad') : problemsOf(one, findings) > 0 ? badge('problem', 'bad') : null]),
+    one.silent ? badge(`silent for ${number(one.published_s_ago)} s`, 'bad') : problemsOf(one, findings) > 0 ? badge('problem', 'bad') : null]),
   rateColumn('Requests/s', 'calls_per_s'),
   rateColumn('Rejected/s', 'rejected_per_s'),
   numberColumn('p99 at most', ({ recent }) => duration(recent.latency_us?.p99)),
-  { title: 'Store', cell: (one) => (one.gone_since ? '–' : storeState(one)) },
+  { title: 'Store', cell: storeState },
   { title: 'Rules', cell: ({ rules }) => [code(rules.hash.slice(0, 8) || 'none'), rules.load_failed ? badge('reload failed', 'bad') : null] },
-  countColumn('Slot', 'slot'),
+  countColumn('Place', 'slot'),
   numberColumn('Blocked values', ({ blocks }) => number(blocks.values)),
   numberColumn('Clock', ({ clock_offset_ms: ms }) => clockOf(ms)),
   { title: 'Version', cell: ({ build }) => build },
@@ -102,14 +102,13 @@ export function fleet(main, { alarms, hasAlarms }) {
     return () => draw(report, history);
   };
   const draw = (report, history) => {
-    const running = report.replicas.filter((one) => !one.gone_since);
-    const silent = running.filter((one) => one.silent).length;
+    const silent = report.replicas.filter((one) => one.silent).length;
     const { recent, findings } = report;
     update(top, report.problem ? notice(`This replica only: ${report.problem}.`) : null,
       report.left_out.map(({ summaries, reason }) => notice(`Left out: ${number(summaries)} summaries ${reason}.`)),
       element('h2', {}, 'Requests'),
       grid(...requestFigures(recent),
-        card('Replicas', element('p', { class: 'figure' }, number(running.length - silent), silent > 0 ? element('small', { class: 'bad' }, ` and ${number(silent)} silent`) : null))),
+        card('Replicas', element('p', { class: 'figure' }, number(report.replicas.length - silent), silent > 0 ? element('small', { class: 'bad' }, ` and ${number(silent)} silent`) : null))),
       element('h2', {}, 'Limits'),
       grid(decisionsOf('Decisions of limits; a request may have several', recent)));
     const quotas = report.replicas.filter((one) => one.quota?.streams > 0 || one.quota?.keys > 0);
@@ -158,18 +157,18 @@ function otherReplica(main, incarnation) {
       update(body, heading('Replica'), problemNotice('This replica has stopped.'));
       return;
     }
-    const { recent, rules, store, gone_since: gone } = found;
+    const { recent, rules, store } = found;
     const findings = report.findings.filter(({ replicas }) => replicas.includes(found.name));
     const command = `kubectl port-forward ${quoteForShell(`pod/${found.name}`)} 6071:6070`;
     update(body, heading('Replica ', span('mono', printable(found.name))),
-      gone ? notice('Gone since ', timeOf(gone)) : found.silent ? problemNotice(`Silent for ${number(found.published_s_ago)} s: the figures are of then.`) : null,
+      found.silent ? problemNotice(`Silent for ${number(found.published_s_ago)} s: the figures are of then.`) : null,
       findings.map(({ advice }) => element('p', { class: 'notice bad' }, printable(advice))),
-      gone ? null : [grid(...requestFigures(recent)), grid(decisionsOf('Decisions of limits', recent))],
+      grid(...requestFigures(recent)), grid(decisionsOf('Decisions of limits', recent)),
       grid(
-        gone ? null : card('Store', details([['State', storeState(found)], ['Servers', number(store.servers)]])),
+        card('Store', details([['State', storeState(found)], ['Servers', number(store.servers)]])),
         card('Rules', details([['Hash', code(rules.hash || 'none')], ['Version', rules.version ?? '–'], ['Rules', number(rules.rules)], ['Last reload', rules.load_failed ? span('bad', 'failed') : 'worked']])),
         found.quota ? card('Quota streams', details(QUOTA_FIGURES.map(([title, field]) => [title, number(found.quota[field])]))) : null,
-        card('Process', details([['Version', found.build], ['Uptime', duration(found.age_s * 1e6)], ['Slot', number(found.slot)], ['Clock', `${clockOf(found.clock_offset_ms)} of Redis`], ['Id', code(found.incarnation)], ['Published', `${number(found.published_s_ago)} s ago`]]))),
+        card('Process', details([['Version', found.build], ['Uptime', duration(found.age_s * 1e6)], ['Place', number(found.slot)], ['Clock', `${clockOf(found.clock_offset_ms)} of Redis`], ['Id', code(found.incarnation)], ['Published', `${number(found.published_s_ago)} s ago`]]))),
       card('Its own console', para('History, failures and settings are with the replica itself. In Kubernetes:'), pre('Command', command), tools(copyButton('Copy command', command))));
   };
   return {

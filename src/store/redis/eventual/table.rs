@@ -177,7 +177,7 @@ impl EventualTable {
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let EventualHitCounts { shared, from_leases, leased, returned } = &self.counts;
         EventualHitTotals {
-            shared: read(shared),
+            from_shares: read(shared),
             from_leases: read(from_leases),
             leased: read(leased),
             returned: read(returned),

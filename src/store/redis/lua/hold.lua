@@ -16,9 +16,9 @@
 if #before ~= bytes + 24 then
   --> wrong_type
 end
---> read_hold
+--> read_total_hold
 
---: read_hold
+--: read_total_hold
 held_hits, hold, held_capacity, held_limit, held_until = unpack('<I4c4I4I4I8', before, bytes + 1)
 if hold ~= 'hold' or held_until > 9007199254740992 then
   --> wrong_type

@@ -39,7 +39,7 @@ if #before == bytes + 48 then
 elseif #before ~= bytes + 24 then
   --> wrong_type
 end
---> read_hold
+--> read_total_hold
 
 --: end_hold
 if hold and held_until - at > 3600000000 + 2 * period then

@@ -281,7 +281,6 @@ fn empty_view(collector: &MetricsCollector) -> FleetView {
         problem: None,
         now: collector.service.clock.now(),
         replicas: Vec::new(),
-        gone: Vec::new(),
         keys: Default::default(),
         busiest: Default::default(),
         limits: Default::default(),

@@ -1,9 +1,8 @@
-//! Differences between replicas, their problems, and replicas that are gone.
+//! Differences between replicas, and their problems.
 
 use tollkeeper::base::clock::Time;
-use tollkeeper::serve::fleet::findings::{FleetFindingKind, find_differences, find_gone_replicas, find_problems};
+use tollkeeper::serve::fleet::findings::{FleetFindingKind, find_differences, find_problems};
 use tollkeeper::serve::fleet::summary::{PublishedKeyForm, ReplicaSummary, StoreSummary};
-use tollkeeper::serve::fleet::view::GoneReplica;
 
 const NOW: Time = Time::from_secs(61);
 
@@ -73,15 +72,6 @@ fn unmatched_descriptors_are_found_if_they_are_most() {
     }
     (replicas[1].recent.verdicts.ok, replicas[1].recent.unmatched) = (0, Some(99));
     assert_eq!(find_problems(&replicas, NOW), []);
-}
-
-#[test]
-fn replicas_that_are_gone_are_found_unless_others_began() {
-    let gone = |name: &str, is_replaced| GoneReplica { summary: usual(name), is_replaced };
-    assert_eq!(find_gone_replicas(&[gone("a", true)]), None);
-    let found = find_gone_replicas(&[gone("a", true), gone("b", false)]).expect("b is missing");
-    assert_eq!((found.kind, &*found.replicas), (FleetFindingKind::ReplicaGone, &["b".to_owned()][..]));
-    assert!(found.advice.starts_with("1 replica has been gone since 00:01 UTC"), "{}", found.advice);
 }
 
 #[test]

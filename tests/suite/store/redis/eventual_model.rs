@@ -66,7 +66,7 @@ impl Tally {
             }
         }
         (self.requests, self.calls) = (self.requests + requests, self.calls + calls);
-        self.usage.shared += usage.shared;
+        self.usage.from_shares += usage.from_shares;
         self.usage.from_leases += usage.from_leases;
         self.usage.leased += usage.leased;
         self.usage.returned += usage.returned;
@@ -90,8 +90,8 @@ fn live(kind: ScenarioKind, fleets: &[usize]) {
             let Tally { worst, requests, calls, usage, charged } = tally;
             let Worst { admitted, promised, strict } = worst.expect("there are runs");
             let (name, per) = (kind.name(), 1000 * calls / requests.max(&1));
-            let EventualHitTotals { shared, from_leases, leased, returned } = usage;
-            let ways = format!("{charged} | {from_leases} | {shared} | {leased} | {returned}");
+            let EventualHitTotals { from_shares, from_leases, leased, returned } = usage;
+            let ways = format!("{charged} | {from_leases} | {from_shares} | {leased} | {returned}");
             let parts = format!("{admitted:.3} | {promised:.3} | {strict:.3}");
             writeln!(table, "| {name} | {replicas} | {algorithm} | {parts} | {per} | {ways} |").unwrap();
         }
@@ -100,7 +100,7 @@ fn live(kind: ScenarioKind, fleets: &[usize]) {
         // Otherwise the runs prove nothing.
         let usages = tallies.map(|(_, tally)| tally.usage);
         let some = |of: fn(&EventualHitTotals) -> u64| usages.iter().map(of).sum::<u64>() > 0;
-        assert!(some(|it| it.shared) && some(|it| it.from_leases) && some(|it| it.returned), "{usages:?}");
+        assert!(some(|it| it.from_shares) && some(|it| it.from_leases) && some(|it| it.returned), "{usages:?}");
     }
     publish(&table);
 }

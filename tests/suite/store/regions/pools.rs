@@ -498,7 +498,7 @@ fn charge_that_can_never_pass_holds_nothing() {
 }
 
 #[test]
-fn lease_that_opens_a_request_ends_with_the_global_window() {
+fn lease_whose_charge_opens_a_grant_request_ends_with_the_global_window() {
     let now = Time::from_micros(START_US);
     let demand = Demand::over_limit(|_| [34, 33, 33]);
     let Simulation { limit, mut regions, .. } = Simulation::new(PER_MINUTE, Algorithm::FixedWindow, 150, demand, 1);

@@ -290,8 +290,12 @@ impl<'p> World<'p> {
         };
         let after = it.eventual.stats();
         let Hits::Charge(hits) = command.request.hits else { unreachable!("all take") };
-        let by = if after.shared > before.shared { By::Share } else { By::Lease };
-        assert_eq!(after.shared - before.shared + after.from_leases - before.from_leases, hits, "what is counted");
+        let by = if after.from_shares > before.from_shares { By::Share } else { By::Lease };
+        assert_eq!(
+            after.from_shares - before.from_shares + after.from_leases - before.from_leases,
+            hits,
+            "what is counted"
+        );
         self.outcome.uses[key].push(Use { at: self.now, hits, by });
         Some(lease_ahead)
     }
@@ -480,7 +484,7 @@ impl<'p> World<'p> {
         let it = &mut self.replicas[replica];
         if std::mem::replace(&mut it.alive, false) {
             let usage = it.eventual.stats();
-            self.usage.shared += usage.shared;
+            self.usage.from_shares += usage.from_shares;
             self.usage.from_leases += usage.from_leases;
             self.usage.leased += usage.leased;
             self.usage.returned += usage.returned;
