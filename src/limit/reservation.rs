@@ -29,6 +29,9 @@
 //! refilled or given back since, is a lower bound on the level at any time since; tokens below that bound were never
 //! refilled, so they can be given back. A log drops its oldest hits, which leave it first.
 //!
+//! A slot of a concurrent limit is no reservation that costs nothing, though it could be one: a pair of calls would take
+//! Redis 1.3 to 1.5 times as long (150 to 170 us of CPU for slots, 190 to 235 for reservations).
+//!
 //! Decides: what a request reserves.
 //! Decides: what its end settles: above the estimate, twice, too late, by another token, by `?`.
 //! Decides: how many open reservations a counter may have.
