@@ -182,7 +182,7 @@ impl World {
                 trace.count_many("hits were granted to regions", regions.grants.granted);
                 trace.count_many("hits went back to the global redis", regions.grants.returned);
                 trace.count_many("grants were wasted", regions.grants.wasted);
-                trace.count_many("notices of regions", regions.notices.len() as u64);
+                trace.count_many("requests to the global redis failed", regions.grants.failed);
             }
         }
         for server in &self.fleet.servers {

@@ -80,7 +80,7 @@ const EVENTS: &[&str] = &[
     "hits were granted to regions",
     "hits went back to the global redis",
     "grants were wasted",
-    "notices of regions",
+    "requests to the global redis failed",
 ];
 /// Kinds of runs; a seed is of the kind that its remainder tells.
 const KINDS: u64 = 8;
