@@ -35,9 +35,9 @@ pub const MAX_HOLD_US: u64 = 3_600_000_000;
 /// Maximum number of pools of a counter; a further one is granted nothing.
 pub const MAX_POOLS: usize = 128;
 
-/// Time for which the number of a pool's last request is known after the end of its hold, in microseconds: a request that is
-/// late or repeated is then recognized.
-const NUMBER_KEPT_US: u64 = 10_000_000;
+/// Time for which a pool is known after the end of its hold, in microseconds: a request that is late or repeated is then
+/// recognized by its number, and the other pools of a new window see what this one needs before it asks.
+pub const ROW_KEPT_US: u64 = 10_000_000;
 
 /// Identity of a pool, who may have hits of a counter: the division of a replica, or the pool of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -130,7 +130,7 @@ pub struct OtherPool {
     pub pool: PoolId,
     /// What it holds; nothing if there was no room for it.
     pub held: HeldAmount,
-    /// Time of the store at which its hold ends.
+    /// Time of the store at which its hold ends, or ended: a pool is known for ten seconds longer.
     pub until: Time,
     /// Hits in a period that it could use.
     pub demand: u64,
@@ -352,9 +352,9 @@ impl CounterHolds {
         self.total = None;
     }
 
-    /// Returns true if no number of a pool is known any more at `now`, and no hold would change a state.
+    /// Returns true if no pool is known any more at `now`, and no hold would change a state.
     pub fn is_over(&self, now: Time) -> bool {
-        let is_forgotten = |pool: &HoldRow| pool.until.plus_us(NUMBER_KEPT_US) <= now;
+        let is_forgotten = |pool: &HoldRow| pool.until.plus_us(ROW_KEPT_US) <= now;
         (self.total.is_none() || self.refilled <= now) && self.pools.iter().all(is_forgotten)
     }
 
@@ -428,10 +428,10 @@ impl CounterHolds {
         self.pools.retain(|pool| {
             if pool.until <= at {
                 removed.ended_capacity += pool.held.capacity;
-                (pool.held, pool.demand) = (HeldAmount::default(), 0);
+                pool.held = HeldAmount::default();
             }
             // A hold beyond the longest was made before the clock was set back.
-            let lasts = pool.until.since_us(at) <= longest_hold_us(limit) && pool.until.plus_us(NUMBER_KEPT_US) > at;
+            let lasts = pool.until.since_us(at) <= longest_hold_us(limit) && pool.until.plus_us(ROW_KEPT_US) > at;
             if lasts && pool.id == id {
                 removed.last = Some(*pool);
             }

@@ -17,7 +17,7 @@ use super::holder::{
     Demand, HolderReport, MARGIN_US, MIN_ELAPSED_US, Part, RateShare, ReleasedShare, ShareHolder, Usage, note_earliest,
 };
 use crate::base::clock::Time;
-use crate::limit::hold::{HoldAnswer, HoldRequest, MAX_HOLD_US, OtherPool};
+use crate::limit::hold::{HoldAnswer, HoldRequest, MAX_HOLD_US, OtherPool, ROW_KEPT_US};
 use crate::limit::pool::{NumberedHits, Pool};
 
 /// Divisor of a demand: the quotient is added to it, so that a holder can want more.
@@ -257,14 +257,19 @@ impl DividedPool {
         }
     }
 
-    /// What this replica should hold, among the others.
+    /// What this replica should hold, among the others. In a new window these are the ones of the window before, whose
+    /// holds have ended.
     pub(super) fn target_among_replicas(&self, own_demand: u64, now: Time) -> u64 {
-        let others = || self.hits.others_at(now);
+        let kept_us = if self.is_window_over(now) { ROW_KEPT_US } else { 0 };
+        let others = || self.hits.others.iter().filter(|other| other.until.plus_us(kept_us) > now);
         if others().next().is_none() {
             return u64::MAX;
         }
         let held = |other: &OtherPool| self.limit.share_of_amount(other.held);
-        let total = others().map(held).fold(self.hits.held.saturating_add(self.hits.room), u64::saturating_add);
+        let total = match self.is_window_over(now) {
+            true => self.limit.total(),
+            false => others().map(held).fold(self.hits.held.saturating_add(self.hits.room), u64::saturating_add),
+        };
         let mut wants: Vec<u64> = others().map(|other| other.demand).chain([own_demand]).collect();
         FillLevel::fill(total, &mut wants, SPARE_EIGHTHS_HANDED_OUT).share(own_demand)
     }
@@ -469,7 +474,7 @@ impl<K> Division<K> {
         let spread = if may_be_more { 0 } else { all - all / 8 };
         let wanted = if holders == 0 { 0 } else { needed.max(spread) };
         let wanted = wanted.min(all.saturating_sub(pool.levels.share_of_decisions));
-        let target = if pool.is_window_over(now) { u64::MAX } else { pool.target_among_replicas(demand, now) };
+        let target = pool.target_among_replicas(demand, now);
         PoolNeed { demand, wanted: wanted.min(target).max(reserved) }
     }
 

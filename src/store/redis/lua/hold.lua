@@ -75,10 +75,10 @@ for i = 1, #recorded, 56 do
   local id, row_hits, row_capacity, ends, row_demand, row_number = unpack('<c16I8I8I8I8I8', recorded, i)
   local row = string.sub(recorded, i, i + 55)
   if ends <= at then
-    ended, row_hits, row_capacity, row_demand = ended + row_capacity, 0, 0, 0
-    row = pack('<c16I8I8I8I8I8', id, 0, 0, ends, 0, row_number)
+    ended, row_hits, row_capacity = ended + row_capacity, 0, 0
+    row = pack('<c16I8I8I8I8I8', id, 0, 0, ends, row_demand, row_number)
   end
-  -- The number of an ended row is known for ten seconds: NUMBER_KEPT_US.
+  -- An ended row is known for ten seconds: ROW_KEPT_US.
   if ends > at - 10000000 and ends - at <= 3600000000 + 2 * period then
     if id == me then
       own_hits, own_capacity = row_hits, row_capacity

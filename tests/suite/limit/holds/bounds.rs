@@ -463,6 +463,25 @@ fn late_request_forgets_nothing_of_a_later_one() {
 }
 
 #[test]
+fn pools_of_a_new_window_see_the_demand_of_the_one_before() {
+    let mut held = Held::of(Algorithm::FixedWindow);
+    held.ask(1, 0, 60, 55);
+    let limit = held.limit.clone();
+    let demands_seen = |held: &mut Held, second: u64| {
+        let counter = StateWithLimit { limit: &limit, state: &mut held.state };
+        let now = Time::from_micros(START_US).plus_us(second * SECOND_US);
+        let asked = super::hold(0, lent(held.algorithm, 10));
+        let others = held.held.charge_used_and_grant(counter, holder(2), asked, now).others;
+        others.iter().map(|other| (super::size(other.held), other.demand > 0)).collect::<Vec<_>>()
+    };
+    // START_US begins a minute.
+    assert_eq!(demands_seen(&mut held, 59), [(60, true)]);
+    assert_eq!(demands_seen(&mut held, 60), [(0, true)]);
+    assert_eq!(demands_seen(&mut held, 69), [(0, true)]);
+    assert_eq!(demands_seen(&mut held, 71), []);
+}
+
+#[test]
 fn capacity_of_an_ended_hold_is_charged_once() {
     let mut held = Held::of(Algorithm::TokenBucket);
     assert_eq!(held.ask(1, 0, 60, 0), 60);
