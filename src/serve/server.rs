@@ -63,7 +63,7 @@ use crate::serve::http::app_state::{AppState, PrometheusPageConfig};
 use crate::serve::http::browser_protection::AllowedHosts;
 use crate::serve::http::live_events::LiveEvents;
 use crate::serve::http::page_builder::PageBuilder;
-use crate::serve::http::report_pages::{observe_alarms, record_history_each_minute};
+use crate::serve::http::report_pages::record_history_each_minute;
 use crate::serve::metrics_collector::MetricsCollector;
 use crate::serve::quota::service::QuotaService;
 use crate::settings::Settings;
@@ -113,7 +113,7 @@ pub async fn run_server(settings: Settings, source: SourceConfig) -> Result<(), 
     let statsd = StatsdThreadHandle::start(&settings.metrics, collector.clone())
         .map_err(error_naming_resource("the thread that reports metrics"))?;
     let otlp_metrics = start_metric_export(&settings, metric_exporter, &collector)?;
-    let fleet = start_fleet(&settings, &service, quota.clone(), &health, fleet_secret)?;
+    let fleet = start_fleet(&settings, collector.clone(), fleet_secret)?;
     let (drain, draining) = watch::channel(false);
     let blocks = SharedBlocks::start(Arc::clone(&service), &settings.store).await;
     let pages = AppStateParts { collector, blocks, fleet: Arc::clone(&fleet), prometheus_page, draining };
@@ -123,7 +123,6 @@ pub async fn run_server(settings: Settings, source: SourceConfig) -> Result<(), 
     background.spawn(grpc_health.clone().send_status_after_store_changes());
     background.spawn(sweep_counters(Arc::clone(&service)));
     background.spawn(record_history_each_minute(state.collector.clone(), state.pages.clone()));
-    background.spawn(observe_alarms(Arc::clone(&state.alarms), state.collector.clone(), state.pages.clone()));
     listeners.watch_certificates(&mut background);
     background.spawn(watch_expiry_of_presented_certificates(settings.presented_certificates(), listener_stats));
     background.spawn(follow_store_health(Arc::clone(&service), store_health));
@@ -227,7 +226,6 @@ fn build_app_state(settings: &Settings, sources: AppStateParts) -> AppState {
         collector,
         blocks,
         fleet,
-        alarms: Arc::default(),
         debug_hosts: AllowedHosts(settings.listeners.debug_hosts.clone().into()),
         max_body_bytes: settings.grpc.max_message_bytes,
         prometheus_page,
@@ -327,13 +325,11 @@ fn start_metric_export(
 /// Starts the view of all replicas.
 fn start_fleet(
     settings: &Settings,
-    service: &Arc<RateLimitService>,
-    quota: Option<Arc<QuotaService>>,
-    health: &Arc<Health>,
+    collector: MetricsCollector,
     secret: Option<Secret>,
 ) -> Result<Arc<FleetMembership>, ServerError> {
     let key = secret.map(|secret| AuthenticationKey::new(secret.reveal()));
-    let fleet = FleetMembership::start(Arc::clone(service), quota, Arc::clone(health), &settings.fleet, key);
+    let fleet = FleetMembership::start(collector, &settings.fleet, key);
     let fleet = fleet.map_err(|error| ServerError::System { resource: "the thread of the fleet", error })?;
     Ok(Arc::new(fleet))
 }

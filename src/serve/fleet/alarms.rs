@@ -1,25 +1,21 @@
-//! What is wrong now, in sentences: with this process, and between replicas.
+//! What is wrong with this process, in sentences.
 //!
 //! An alarm is a condition that holds at the time of the report; none is acknowledged. Of each only the time is kept
-//! at which this process saw it first: it looks for its own every [`OBSERVATION_INTERVAL`], and for others when asked.
+//! at which the process saw it first. It looks each time it publishes its summary, every 5 s.
 //!
 //! Decides: which alarms a process has, and when: late process, certificate that ends, lost store.
 //! Decides: when `hot_key`, `certificate_expires`, `store_lost` and the other alarms begin.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
-use std::sync::Mutex;
+use std::collections::HashSet;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use serde::Serialize;
 use tokio::time::Instant;
 
-use super::findings::{FleetFindingKind, find_problems, format_minute_of_day};
+use super::findings::{Finding, MAX_FINDING_TEXT_BYTES, MAX_FINDINGS, format_minute_of_day};
 use super::rejection_rise::{RejectionRise, find_most_risen_limit, find_rise_after_load};
-use super::view::FleetView;
 use crate::base::clock::{Time, shorten_in_tests, to_micros};
-use crate::base::sharded::lock_ignoring_poison;
-use crate::base::text::{escape_unprintable, truncate_and_escape};
+use crate::base::text::{escape_unprintable, truncate_and_escape, truncate_to_bytes};
 use crate::limit::StoreFailurePolicy;
 use crate::rules::rule::near_miss::MissReason;
 use crate::rules::rule::set::CompiledRule;
@@ -33,163 +29,6 @@ use crate::telemetry::listener_stats::OutgoingTlsConnection;
 use crate::telemetry::metrics::limit_stats::LimitName;
 use crate::telemetry::scheduler_lag::SCHEDULER_LAG;
 use crate::telemetry::top_keys::RejectedKey;
-
-/// Alarms of this process and of the fleet.
-#[derive(Clone, Debug, Serialize)]
-pub struct AlarmReport {
-    /// Host name of this replica.
-    pub replica: String,
-    /// Version of tollkeeper.
-    pub version: &'static str,
-    /// Number of replicas that are known, this one included.
-    pub replicas: usize,
-    /// Alarms, those that concern decisions first.
-    pub alarms: Vec<Alarm>,
-}
-
-/// A condition that an operator should know.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Alarm {
-    /// Name of the condition, such as `store_lost`.
-    pub kind: String,
-    /// Replicas that it concerns, by name, at most ten.
-    pub replicas: Vec<String>,
-    /// What is wrong, and a remedy.
-    pub text: String,
-    /// What to do first.
-    pub advice: &'static str,
-    /// Where to read more: a path of the repository and of its site.
-    pub runbook: &'static str,
-    /// Time from which on this process knows of the alarm, RFC 3339 in UTC.
-    pub since: String,
-}
-
-/// Interval at which a process looks for its own alarms.
-pub const OBSERVATION_INTERVAL: Duration = Duration::from_secs(15);
-
-/// What to do about an alarm, and the page that has more.
-pub const ADVICE: [(&str, &str, &str); 22] = [
-    ("not_ready", "see the text, and /problems", "docs/runbooks.md#alarm-not-ready"),
-    ("store_lost", "see the error in the text, and /store", "docs/runbooks.md#tollkeeper-store-lost"),
-    ("server_not_used", "see /store, which names the server's failure", "docs/runbooks.md#tollkeeper-store-errors"),
-    ("reload_failed", "mend the file that /problems names, or go back", "docs/runbooks.md#tollkeeper-config-refused"),
-    ("load_failed", "see /problems of these replicas", "docs/runbooks.md#tollkeeper-config-refused"),
-    (
-        "xds_stream_lost",
-        "see xds in /rlconfig/status, and the control plane",
-        "docs/runbooks.md#tollkeeper-xds-stream-down",
-    ),
-    ("rlqs_off", "set TOLLKEEPER_RLQS=true and restart", "docs/quota.md"),
-    ("mostly_rejected", "see `tollkeeper top`, then the limit", "docs/runbooks.md#tollkeeper-refusals-surging"),
-    (
-        "rejections_rose_after_load",
-        "see what the load changed, and undo it",
-        "docs/runbooks.md#alarm-rejections-rose-after-load",
-    ),
-    ("no_requests", "see the statistics of Envoy's cluster", "docs/runbooks.md#tollkeeper-envoy-fail-open"),
-    ("hot_key", "find out who it is: `tollkeeper top`, `tollkeeper tap`", "docs/runbooks.md#alarm-hot-key"),
-    ("unmatched", "compare with `tollkeeper top --unmatched`", "docs/runbooks.md#tollkeeper-nothing-matches"),
-    (
-        "unmatched_descriptors",
-        "compare with `tollkeeper top --unmatched`",
-        "docs/runbooks.md#tollkeeper-nothing-matches",
-    ),
-    (
-        "almost_matches_rule",
-        "correct the rule, or the descriptor in Envoy",
-        "docs/troubleshooting.md#a-limit-does-nothing",
-    ),
-    ("late", "give the process more CPU, and no limit of it", "docs/runbooks.md#tollkeeper-decisions-slow"),
-    ("certificate_expired", "renew the certificate", "docs/runbooks.md#tollkeeper-certificate-expiring"),
-    ("certificate_expires", "renew the certificate", "docs/runbooks.md#tollkeeper-certificate-expiring"),
-    ("not_publishing", "see whether it runs and reaches Redis", "docs/runbooks.md#tollkeeper-replicas-missing"),
-    ("different_rules", "compare /rlconfig/status of the replicas", "docs/runbooks.md#tollkeeper-replicas-differ"),
-    ("answers_by_policy", "see /store of these replicas", "docs/runbooks.md#tollkeeper-store-errors"),
-    ("clocks_apart", "synchronize the hosts' clocks", "docs/runbooks.md#tollkeeper-clock-skew"),
-    ("different_builds", "end the update that is under way", "docs/runbooks.md#tollkeeper-replicas-differ"),
-];
-
-/// Advice on other alarms, and their page.
-const OTHER_ADVICE: (&str, &str) = ("see the text", "docs/operations.md#alarms-of-the-console");
-
-/// What tells alarms apart over time.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct AlarmId {
-    kind: String,
-    /// Names of the replicas; `None` for an alarm of this process.
-    between: Option<Vec<String>>,
-}
-
-/// Alarms of one replica over time: when it saw each first.
-#[derive(Debug, Default)]
-pub struct AlarmObserver {
-    first_seen: Mutex<BTreeMap<AlarmId, Time>>,
-}
-
-impl Alarm {
-    fn new(kind: &str, replicas: Vec<String>, text: String) -> Self {
-        let advice = ADVICE.iter().find(|(of, ..)| *of == kind).map(|(_, advice, runbook)| (*advice, *runbook));
-        let (advice, runbook) = advice.unwrap_or(OTHER_ADVICE);
-        Self { kind: kind.to_owned(), replicas, text, advice, runbook, since: String::new() }
-    }
-}
-
-impl AlarmObserver {
-    /// Looks for alarms of this process, so that the times of their beginning are known before anyone asks.
-    pub fn observe_own_alarms(&self, collector: &MetricsCollector) {
-        self.set_times(&mut find_own_alarms(collector, ""), true, collector.service.clock.now());
-    }
-
-    /// Sets the times from which on alarms are known, all of this process or all others, and forgets those that ended.
-    fn set_times(&self, alarms: &mut [Alarm], are_own: bool, now: Time) {
-        let id_of =
-            |alarm: &Alarm| AlarmId { kind: alarm.kind.clone(), between: (!are_own).then(|| alarm.replicas.clone()) };
-        let holds: BTreeSet<_> = alarms.iter().map(id_of).collect();
-        let mut first_seen = lock_ignoring_poison(&self.first_seen);
-        first_seen.retain(|id, _| holds.contains(id) || id.between.is_none() != are_own);
-        for alarm in alarms {
-            alarm.since = first_seen.entry(id_of(alarm)).or_insert(now).to_string();
-        }
-    }
-
-    /// Computes the report; the first replica of `view` is this one.
-    pub fn build_report(&self, collector: &MetricsCollector, view: &FleetView) -> AlarmReport {
-        let replica = view.replicas.first().map(|own| own.name.clone()).unwrap_or_default();
-        let mut alarms = find_own_alarms(collector, &replica);
-        let is_known = |kind: FleetFindingKind, replicas: &[String]| {
-            let own = match kind {
-                FleetFindingKind::StoreLost => "store_lost",
-                FleetFindingKind::LoadFailed => "reload_failed",
-                FleetFindingKind::AnswersByPolicy => "answers_by_policy",
-                _ => return false,
-            };
-            replicas == [replica.as_str()] && alarms.iter().any(|alarm| alarm.kind == own)
-        };
-        let mut of_fleet: Vec<Alarm> = find_problems(&view.replicas, view.now)
-            .into_iter()
-            .filter(|finding| !is_known(finding.kind, &finding.replicas))
-            .map(|finding| Alarm::new(finding.kind.name(), finding.replicas, finding.advice))
-            .collect();
-        let now = collector.service.clock.now();
-        self.set_times(&mut alarms, true, now);
-        self.set_times(&mut of_fleet, false, now);
-        alarms.extend(of_fleet);
-        AlarmReport { replica, version: env!("CARGO_PKG_VERSION"), replicas: view.replicas.len(), alarms }
-    }
-}
-
-/// Conditions of this process.
-fn find_own_alarms(collector: &MetricsCollector, replica: &str) -> Vec<Alarm> {
-    let mut found = OwnAlarms { replica, alarms: Vec::new() };
-    found.add_store_and_reload_failures(collector);
-    found.add_lost_control_plane(collector);
-    found.add_refused_quotas(collector);
-    found.add_traffic(collector);
-    found.add_hot_key(collector);
-    found.add_unmatched(collector);
-    found.add_process(collector);
-    found.alarms
-}
 
 /// Maximum number of alarms about domains without a matching rule: requests name domains.
 const MAX_UNMATCHED_ALARMS: usize = 3;
@@ -222,14 +61,26 @@ const REFUSED_STREAM_ALARM_TIME: Duration = Duration::from_secs(300);
 /// Time without a stream to the control plane that is no alarm: streams end when it restarts.
 const XDS_GRACE: Duration = Duration::from_secs(30);
 
-struct OwnAlarms<'r> {
-    replica: &'r str,
-    alarms: Vec<Alarm>,
+/// Finds what is wrong with this process.
+pub fn find_own_alarms(collector: &MetricsCollector) -> Vec<Finding> {
+    let mut found = OwnAlarms(Vec::new());
+    found.add_store_and_reload_failures(collector);
+    found.add_lost_control_plane(collector);
+    found.add_refused_quotas(collector);
+    found.add_traffic(collector);
+    found.add_hot_key(collector);
+    found.add_unmatched(collector);
+    found.add_process(collector);
+    found.0.truncate(MAX_FINDINGS);
+    found.0
 }
 
-impl OwnAlarms<'_> {
-    fn add(&mut self, kind: &str, text: String) {
-        self.alarms.push(Alarm::new(kind, vec![self.replica.to_owned()], text));
+struct OwnAlarms(Vec<Finding>);
+
+impl OwnAlarms {
+    fn add(&mut self, kind: &'static str, mut text: String) {
+        text.truncate(truncate_to_bytes(&text, MAX_FINDING_TEXT_BYTES).len());
+        self.0.push(Finding::new(kind, Vec::new(), text));
     }
 
     fn add_store_and_reload_failures(&mut self, collector: &MetricsCollector) {
@@ -238,7 +89,7 @@ impl OwnAlarms<'_> {
             self.add("reload_slow", format!("a load of rules is slow, the rules before it are in force: {slow}"));
         }
         if let Some(reason) = health.not_ready_reason() {
-            self.add("not_ready", format!("this process cannot decide: {reason}"));
+            self.add("not_ready", format!("the process cannot decide: {reason}"));
         }
         let stats = service.decider.store.stats();
         let servers = stats.shared.map(|shared| shared.servers).unwrap_or_default();
@@ -416,7 +267,7 @@ impl OwnAlarms<'_> {
         let lag = SCHEDULER_LAG.recent_maximum(Instant::now());
         if lag >= MIN_LAG_FOR_ALARM {
             let text = format!(
-                "this process ran {:.2} s late within the last seconds: it lacks CPU or was paused, and calls that Envoy \
+                "the process ran {:.2} s late within the last seconds: it lacks CPU or was paused, and calls that Envoy \
                  gave up meanwhile passed unless failure_mode_deny is set",
                 lag.as_secs_f64()
             );
@@ -501,7 +352,7 @@ fn describe_rise(collector: &MetricsCollector, rise: &RejectionRise) -> String {
     let at = format_minute_of_day(Time::from_secs(*load_s));
     format!(
         "rejections rose from {percent_before} % to {percent_after} % of the requests after rules were loaded at {at} \
-         UTC (set {version} of this process{}){}{}",
+         UTC (set {version} of the process{}){}{}",
         at_source.unwrap_or_default(),
         by.unwrap_or_default(),
         changes.map_or_else(String::new, |changes| format!("; the load: {changes}"))

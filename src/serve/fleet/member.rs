@@ -15,6 +15,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 
 use super::authentication::{AuthenticationKey, add_authentication_code, encode_summary};
+use super::findings::{FirstSeen, find_problems};
 use super::redis_client::{FleetRedisClient, PUBLISH_INTERVAL, RedisTime};
 use super::replica_summary_builder::{
     ReplicaFacts, ReplicaSummaryBuilder, build_own_summary, build_view_of_this_replica,
@@ -28,9 +29,7 @@ use crate::base::random::random_id;
 use crate::base::sharded::lock_ignoring_poison;
 use crate::base::threads;
 use crate::limit::request::Request;
-use crate::serve::grpc::service::RateLimitService;
-use crate::serve::health::Health;
-use crate::serve::quota::service::QuotaService;
+use crate::serve::metrics_collector::MetricsCollector;
 use crate::settings::fleet::{FleetRedis, FleetSettings, TopKeyValueForm};
 use crate::store::client::redis::error::RedisError;
 use crate::telemetry::log_throttle::LogThrottle;
@@ -50,6 +49,8 @@ pub struct FleetMembership {
     collector: Arc<Mutex<ReplicaSummaryBuilder>>,
     worker: Result<FleetWorkerHandle, &'static str>,
     last: Arc<CachedView>,
+    /// Since when replicas differ.
+    differences_seen: Mutex<FirstSeen>,
 }
 
 impl FleetMembership {
@@ -58,9 +59,7 @@ impl FleetMembership {
     /// # Errors
     /// The thread cannot be started.
     pub fn start(
-        service: Arc<RateLimitService>,
-        quota: Option<Arc<QuotaService>>,
-        health: Arc<Health>,
+        collector: MetricsCollector,
         settings: &FleetSettings,
         key: Option<AuthenticationKey>,
     ) -> io::Result<Self> {
@@ -76,19 +75,18 @@ impl FleetMembership {
             started: Instant::now(),
             values,
         };
-        let collector = ReplicaSummaryBuilder::new(service, quota, health, facts);
-        let collector = Arc::new(Mutex::new(collector));
+        let collector = Arc::new(Mutex::new(ReplicaSummaryBuilder::new(collector, facts)));
         let worker = match &settings.redis {
             Ok(redis) => Ok(FleetWorker::start(redis.clone(), key, Arc::clone(&collector))?),
             Err(reason) => {
-                tokio::spawn(record_decision_totals_periodically(Arc::downgrade(&collector)));
+                tokio::spawn(observe_periodically(Arc::downgrade(&collector)));
                 Err(*reason)
             }
         };
-        Ok(Self { collector, worker, last: Arc::default() })
+        Ok(Self { collector, worker, last: Arc::default(), differences_seen: Mutex::default() })
     }
 
-    /// Returns the merged summaries of all replicas, at most 5 s old. One caller at a time reads; others wait for it.
+    /// Returns the merged summaries of all replicas, with what is wrong, at most 5 s old. One caller at a time reads; others wait for it.
     pub async fn get_or_refresh_fleet_view(&self) -> Arc<FleetView> {
         let mut last = self.last.lock().await;
         if let Some((at, view)) = &*last
@@ -96,7 +94,11 @@ impl FleetMembership {
         {
             return Arc::clone(view);
         }
-        let view = Arc::new(self.read_fleet_view().await);
+        let mut view = self.read_fleet_view().await;
+        let mut between = find_problems(&view.replicas, view.now);
+        lock_ignoring_poison(&self.differences_seen).set_times(&mut between, view.now);
+        view.findings.extend(between);
+        let view = Arc::new(view);
         *last = Some((Instant::now(), Arc::clone(&view)));
         tokio::spawn(drop_outdated_view(Arc::downgrade(&self.last)));
         view
@@ -145,13 +147,13 @@ async fn drop_outdated_view(last: Weak<CachedView>) {
     }
 }
 
-/// Records the decision totals of a replica that publishes nothing every 5 s, until the collector is dropped.
-async fn record_decision_totals_periodically(collector: Weak<Mutex<ReplicaSummaryBuilder>>) {
+/// Observes a replica that publishes nothing every 5 s, until the collector is dropped.
+async fn observe_periodically(collector: Weak<Mutex<ReplicaSummaryBuilder>>) {
     let mut ticks = interval(shorten_in_tests(PUBLISH_INTERVAL));
     loop {
         ticks.tick().await;
         let Some(collector) = collector.upgrade() else { return };
-        let keep = move || lock_ignoring_poison(&collector).record_decision_totals();
+        let keep = move || lock_ignoring_poison(&collector).observe();
         // A panic in it is logged; the next tick tries again.
         let _ = spawn_blocking(keep).await;
     }
@@ -302,7 +304,7 @@ impl FleetWorker {
                 // However often others read, this replica publishes.
                 biased;
                 _ = ticks.tick() => {
-                    self.lock_collector().record_decision_totals();
+                    self.lock_collector().observe();
                     let published = timeout(PUBLISH_TIMEOUT, self.publish_summary()).await;
                     match published.unwrap_or(Err(RedisError::Timeout)) {
                         Ok(()) => {}
@@ -326,12 +328,12 @@ impl FleetWorker {
         let mut summary = build_own_summary(&self.collector, self.clock_offset_us);
         let sealed = encode_summary(&summary, self.key.as_ref()).or_else(|| {
             // The estimate of its size was wrong: the figures without names and keys always fit.
-            summary.limits_left_out += summary.limits.len();
-            summary.limits.clear();
+            summary.findings.clear();
             summary.keys.clear();
             summary.minutes.clear();
             summary.names.clear();
             summary.domain_bytes.clear();
+            summary.busy.clear();
             encode_summary(&summary, self.key.as_ref())
         });
         match sealed {

@@ -8,8 +8,11 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex};
 
+use serde::Serialize;
 use tokio::time::Instant;
 
+use super::alarms::find_own_alarms;
+use super::findings::{Finding, FirstSeen};
 use super::merge_keys::MAX_BUSY_KEYS;
 use super::summary::*;
 use super::view::{FleetView, FleetViewBuilder};
@@ -17,29 +20,18 @@ use crate::base::clock::{Time, to_micros};
 use crate::base::sharded::lock_ignoring_poison;
 use crate::base::text::truncate_to_bytes;
 use crate::serve::grpc::service::RateLimitService;
-use crate::serve::health::Health;
-use crate::serve::quota::service::QuotaService;
-use crate::serve::report::rules::SlotCounts;
+use crate::serve::metrics_collector::MetricsCollector;
 use crate::telemetry::metrics::histogram::HistogramSnapshot;
-use crate::telemetry::metrics::limit_stats::{LimitName, LimitStat, LimitStats};
+use crate::telemetry::metrics::limit_stats::{LimitName, LimitStat};
 use crate::telemetry::service_metrics::ServiceMetrics;
 use crate::telemetry::top_keys::{KEPT_MINUTES, RejectedKey, RejectedKeysInMinute};
 
 /// Number of earlier totals that are kept: the recent decisions span this many intervals.
 const MAX_KEPT_DECISION_TOTALS: usize = 12;
-/// Room for the lists of a summary, in bytes: what its other fields leave.
-const SUMMARY_LISTS_ROOM_BYTES: usize = MAX_SUMMARY_BYTES - 2048;
-/// Part of [`SUMMARY_LISTS_ROOM_BYTES`] for rejected keys.
+/// Room for rejected keys, with the names of their limits, in bytes.
 const MAX_KEYS_BYTES: usize = 30 << 10;
-/// Part of [`SUMMARY_LISTS_ROOM_BYTES`] for limits and their names.
-const MAX_LIMITS_BYTES: usize = SUMMARY_LISTS_ROOM_BYTES - MAX_KEYS_BYTES - MAX_BUSY_KEYS_BYTES;
-/// Part of [`SUMMARY_LISTS_ROOM_BYTES`] for the busiest keys, and names of limits that only these have.
+/// Room for the busiest keys, and names of limits that only these have, in bytes.
 const MAX_BUSY_KEYS_BYTES: usize = 4 << 10;
-/// JSON punctuation and names of fields of one count, key, limit, in bytes.
-const COUNT_JSON_OVERHEAD_BYTES: usize = r#"{"k":,"l":,"u":,"r":},"#.len();
-const BUSY_KEY_JSON_OVERHEAD_BYTES: usize = r#"{"n":,"t":,"h":},"#.len();
-const KEY_JSON_OVERHEAD_BYTES: usize = r#"{"n":,"t":}"#.len();
-const LIMIT_JSON_OVERHEAD_BYTES: usize = r#"{"n":,"m":,"r":,"h":},"#.len();
 /// Maximum length of the version of the rules in bytes; readers show no longer text.
 const MAX_RULES_VERSION_BYTES: usize = 256;
 
@@ -59,12 +51,10 @@ pub(super) struct ReplicaFacts {
 /// Collects summaries of this replica.
 #[derive(Debug)]
 pub(super) struct ReplicaSummaryBuilder {
-    service: Arc<RateLimitService>,
-    /// The quota service; `None` if it is off.
-    quota: Option<Arc<QuotaService>>,
-    health: Arc<Health>,
+    collector: MetricsCollector,
     facts: ReplicaFacts,
     totals: VecDeque<DecisionTotals>,
+    findings_seen: FirstSeen,
 }
 
 /// Numbers of decisions since the start of the process, at one time.
@@ -82,29 +72,25 @@ struct DecisionTotals {
 }
 
 impl ReplicaSummaryBuilder {
-    /// Collector of this service.
-    pub(super) fn new(
-        service: Arc<RateLimitService>,
-        quota: Option<Arc<QuotaService>>,
-        health: Arc<Health>,
-        facts: ReplicaFacts,
-    ) -> Self {
-        Self { service, quota, health, facts, totals: VecDeque::new() }
+    /// Builder of the summaries of the process whose statistics `collector` reads.
+    pub(super) fn new(collector: MetricsCollector, facts: ReplicaFacts) -> Self {
+        Self { collector, facts, totals: VecDeque::new(), findings_seen: FirstSeen::default() }
     }
 
     /// The service.
     pub(super) const fn service(&self) -> &Arc<RateLimitService> {
-        &self.service
+        &self.collector.service
     }
 
     /// Metrics of the service.
     pub(super) fn metrics(&self) -> &ServiceMetrics {
-        &self.service.decider.metrics
+        &self.collector.service.decider.metrics
     }
 
     /// Collects a summary; `clock_offset_us` is the time of Redis less that of this process. Takes milliseconds.
-    pub(super) fn build_summary(&self, clock_offset_us: i64) -> ReplicaSummary {
-        let now = self.service.clock.now();
+    pub(super) fn build_summary(&mut self, clock_offset_us: i64) -> ReplicaSummary {
+        let now = self.service().clock.now();
+        let findings = self.find_own_alarms(now);
         let metrics = self.metrics();
         let at_redis = |time: Time| time.as_micros().saturating_add_signed(clock_offset_us);
         let mut summary = ReplicaSummary {
@@ -118,8 +104,9 @@ impl ReplicaSummaryBuilder {
             rules: self.summarize_rules(),
             recent: self.summarize_recent_decisions(),
             blocks: self.summarize_blocks(now),
-            quota: self.quota.as_ref().map(|quota| quota.compute_totals()),
+            quota: self.collector.quota.as_ref().map(|quota| quota.compute_totals()),
             values: self.facts.values,
+            findings,
             ..ReplicaSummary::default()
         };
         self.add_store_summary(&mut summary);
@@ -134,14 +121,21 @@ impl ReplicaSummaryBuilder {
             let busiest = metrics.busiest_keys.snapshot(now, KEPT_MINUTES, |_| true);
             add_busiest_keys(&mut summary, &busiest.keys, &mut names);
         }
-        add_limit_summaries(&mut summary, metrics, &mut names);
         (summary.names, summary.domain_bytes) = (names.listed, names.domain_bytes);
         summary
     }
 
+    /// What is wrong with this process, since when.
+    fn find_own_alarms(&mut self, now: Time) -> Vec<Finding> {
+        let mut findings = find_own_alarms(&self.collector);
+        self.findings_seen.set_times(&mut findings, now);
+        findings
+    }
+
     fn summarize_rules(&self) -> RulesSummary {
-        let status = self.service.rules.status();
-        let hash = self.service.rules.current_rules().as_ref().map(|loaded| loaded.rules.contents_hash.to_string());
+        let rules = &self.service().rules;
+        let (status, loaded) = (rules.status(), rules.current_rules());
+        let hash = loaded.as_ref().map(|loaded| loaded.rules.contents_hash.to_string());
         RulesSummary {
             version: status
                 .source_version
@@ -153,19 +147,19 @@ impl ReplicaSummaryBuilder {
     }
 
     fn summarize_blocks(&self, now: Time) -> BlocksSummary {
-        let blocks = &self.service.decider.blocks;
+        let blocks = &self.service().decider.blocks;
         let rejected = blocks.rejection_counts().iter().map(|(_, count)| count).sum();
         BlocksSummary { values: blocks.list(now).len() as u64, rejected_requests: rejected }
     }
 
     fn add_store_summary(&self, summary: &mut ReplicaSummary) {
-        let stats = self.service.decider.store.stats();
+        let stats = self.service().decider.store.stats();
         let shared = stats.shared.as_ref();
         let servers = shared.map(|shared| &*shared.servers).unwrap_or_default();
         summary.slot = shared.and_then(|shared| shared.eventual?.place);
         summary.store = StoreSummary {
             kind: stats.store.to_owned(),
-            available: !self.health.is_store_lost(),
+            available: !self.collector.health.is_store_lost(),
             breakers_open: servers.iter().filter(|server| server.is_breaker_open).count(),
             servers: servers.len(),
         };
@@ -179,8 +173,8 @@ impl ReplicaSummaryBuilder {
         RecentDecisionsSummary {
             span_us: to_micros(totals.at.saturating_duration_since(since.at)),
             calls: totals.calls.saturating_sub(since.calls),
-            rejected: Some(totals.rejected.saturating_sub(since.rejected)),
-            unmatched: Some(totals.unmatched.saturating_sub(since.unmatched)),
+            rejected: totals.rejected.saturating_sub(since.rejected),
+            unmatched: totals.unmatched.saturating_sub(since.unmatched),
             verdicts: totals.verdicts.combine_counts(since.verdicts, u64::saturating_sub),
             latency: LatencySummary {
                 bounds: LATENCY_BOUNDS_VERSION,
@@ -189,8 +183,10 @@ impl ReplicaSummaryBuilder {
         }
     }
 
-    /// Keeps the totals, from which later summaries tell what is recent; to be called every 5 s.
-    pub(super) fn record_decision_totals(&mut self) {
+    /// Keeps the totals, from which later summaries tell what is recent, and since when findings are there; to be called
+    /// every 5 s.
+    pub(super) fn observe(&mut self) {
+        self.find_own_alarms(self.service().clock.now());
         self.totals.push_back(DecisionTotals::from_metrics(self.metrics()));
         if self.totals.len() > MAX_KEPT_DECISION_TOTALS {
             self.totals.pop_front();
@@ -266,27 +262,17 @@ pub struct ListedLimitNames {
 }
 
 impl ListedLimitNames {
-    /// Bytes that listing a name would add.
-    fn count_added_bytes(&self, name: &LimitName) -> usize {
-        let domain_digits = count_digits(name.domain().len() as u64);
-        if self.indexes.contains_key(name) {
-            0
-        } else {
-            count_json_string_bytes(name.as_str()) + domain_digits + ",".len()
+    /// Index of a name, which is listed if it was not, at the cost of `room` in bytes; `None` if there is no room.
+    fn find_or_add_name_index(&mut self, name: &LimitName, room: &mut usize) -> Option<usize> {
+        if let Some(index) = self.indexes.get(name) {
+            return Some(*index);
         }
-    }
-
-    /// Upper bound of the number of digits of a name's index.
-    fn max_index_digits(&self) -> usize {
-        count_digits(self.listed.len() as u64)
-    }
-
-    fn find_or_add_name_index(&mut self, name: &LimitName) -> usize {
-        *self.indexes.entry(name.clone()).or_insert_with(|| {
-            self.listed.push(name.as_str().to_owned());
-            self.domain_bytes.push(u32::try_from(name.domain().len()).unwrap_or(u32::MAX));
-            self.listed.len() - 1
-        })
+        let domain_bytes = u32::try_from(name.domain().len()).unwrap_or(u32::MAX);
+        *room = room.checked_sub(count_json_bytes(&name.as_str()) + count_json_bytes(&domain_bytes))?;
+        self.listed.push(name.as_str().to_owned());
+        self.domain_bytes.push(domain_bytes);
+        self.indexes.insert(name.clone(), self.listed.len() - 1);
+        Some(self.listed.len() - 1)
     }
 }
 
@@ -311,32 +297,25 @@ pub fn add_rejected_keys(
         for (minute, of_summary) in minutes.iter().zip(&mut summary.minutes) {
             let Some(rejected) = minute.keys.get(rank) else { continue };
             let RejectedKey { limit, text, at_least, at_most, requests, .. } = rejected;
-            let known = names.indexes.get(&**limit).and_then(|name| indexes.get(&(*name, Arc::clone(text))));
-            let of_key = KEY_JSON_OVERHEAD_BYTES
-                + names.max_index_digits()
-                + names.count_added_bytes(limit)
-                + count_json_string_bytes(text);
-            let of_count = COUNT_JSON_OVERHEAD_BYTES
-                + count_digits(summary.keys.len() as u64)
-                + count_digits(*at_least)
-                + count_digits(*at_most)
-                + count_digits(*requests);
-            let cost = of_count + if known.is_some() { 0 } else { of_key };
-            if cost > room {
-                break 'ranks;
+            let name = names.find_or_add_name_index(limit, &mut room);
+            let key = name.and_then(|name| {
+                let known = indexes.get(&(name, Arc::clone(text))).copied();
+                known.or_else(|| {
+                    let key = RejectedKeySummary { name, text: text.to_string() };
+                    room = room.checked_sub(count_json_bytes(&key))?;
+                    summary.keys.push(key);
+                    indexes.insert((name, Arc::clone(text)), summary.keys.len() - 1);
+                    Some(summary.keys.len() - 1)
+                })
+            });
+            let Some(key) = key else { break 'ranks };
+            let [at_least, at_most, requests] = [at_least, at_most, requests].map(|count| *count);
+            let count = RejectedKeyCountSummary { key, at_least, at_most, requests };
+            match room.checked_sub(count_json_bytes(&count)) {
+                Some(left) => room = left,
+                None => break 'ranks,
             }
-            room -= cost;
-            let name = names.find_or_add_name_index(limit);
-            let key = *indexes.entry((name, Arc::clone(text))).or_insert_with(|| {
-                summary.keys.push(RejectedKeySummary { name, text: text.to_string() });
-                summary.keys.len() - 1
-            });
-            of_summary.counts.push(RejectedKeyCountSummary {
-                key,
-                at_least: *at_least,
-                at_most: *at_most,
-                requests: *requests,
-            });
+            of_summary.counts.push(count);
         }
     }
     for (minute, of_summary) in minutes.iter().zip(&mut summary.minutes) {
@@ -350,72 +329,15 @@ pub fn add_rejected_keys(
 fn add_busiest_keys(summary: &mut ReplicaSummary, keys: &[RejectedKey], names: &mut ListedLimitNames) {
     let mut room = MAX_BUSY_KEYS_BYTES;
     for key in keys.iter().take(MAX_BUSY_KEYS) {
-        let cost = BUSY_KEY_JSON_OVERHEAD_BYTES
-            + names.max_index_digits()
-            + names.count_added_bytes(&key.limit)
-            + count_json_string_bytes(&key.text)
-            + count_digits(key.at_least);
-        let Some(left) = room.checked_sub(cost) else { return };
+        let Some(name) = names.find_or_add_name_index(&key.limit, &mut room) else { return };
+        let busy = BusyKeySummary { name, text: key.text.to_string(), hits: key.at_least };
+        let Some(left) = room.checked_sub(count_json_bytes(&busy)) else { return };
         room = left;
-        let name = names.find_or_add_name_index(&key.limit);
-        summary.busy.push(BusyKeySummary { name, text: key.text.to_string(), hits: key.at_least });
+        summary.busy.push(busy);
     }
 }
 
-/// Adds the limits that rejected most, then those that matched most, as far as there is room.
-pub fn add_limit_summaries(summary: &mut ReplicaSummary, metrics: &ServiceMetrics, names: &mut ListedLimitNames) {
-    let mut limits: Vec<(Arc<LimitStats>, u64, u64)> = metrics
-        .limits
-        .all_limit_stats()
-        .into_iter()
-        .map(|limit| {
-            let decisions = limit.total_decision_counts();
-            (limit, decisions.rejected, decisions.total)
-        })
-        .collect();
-    limits.sort_by(|(a, a_rejected, a_total), (b, b_rejected, b_total)| {
-        (b_rejected, b_total, a.name().as_str()).cmp(&(a_rejected, a_total, b.name().as_str()))
-    });
-    let mut room = MAX_LIMITS_BYTES;
-    for (limit, rejected, matched) in &limits {
-        let near_limit_hits = limit.counter_value(LimitStat::NearLimit);
-        let of_counts: usize = [*matched, *rejected, near_limit_hits].into_iter().map(count_digits).sum();
-        let slots = Some(SlotCounts::of_stats(limit)).filter(|counts| *counts != SlotCounts::default());
-        let slots = slots.map(PublishedSlotCounts::from);
-        let of_slots = slots.map_or(0, |PublishedSlotCounts(counts)| {
-            counts.into_iter().map(|count| count_digits(count) + ",".len()).sum::<usize>() + "\"s\":[],".len()
-        });
-        let cost = LIMIT_JSON_OVERHEAD_BYTES
-            + names.max_index_digits()
-            + of_counts
-            + of_slots
-            + names.count_added_bytes(limit.name());
-        if cost > room {
-            break;
-        }
-        room -= cost;
-        summary.limits.push(LimitSummary {
-            name: names.find_or_add_name_index(limit.name()),
-            matched: *matched,
-            rejected: *rejected,
-            near_limit_hits,
-            slots,
-        });
-    }
-    summary.limits_left_out = limits.len() - summary.limits.len();
-}
-
-/// Length of a text as a JSON string, with a comma.
-fn count_json_string_bytes(text: &str) -> usize {
-    let escaped = text.chars().map(|character| match character {
-        '"' | '\\' => 2,
-        character if character.is_control() => 6,
-        character => character.len_utf8(),
-    });
-    escaped.sum::<usize>() + "\"\",".len()
-}
-
-/// Number of decimal digits.
-fn count_digits(number: u64) -> usize {
-    number.checked_ilog10().map_or(1, |digits| digits as usize + 1)
+/// Length of a value as JSON in a list, in bytes.
+fn count_json_bytes(value: &impl Serialize) -> usize {
+    serde_json::to_vec(value).map_or(0, |json| json.len()) + ",".len()
 }

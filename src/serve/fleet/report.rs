@@ -4,27 +4,24 @@
 //! Decides: parameters of `/fleet`.
 
 use std::cmp::Reverse;
-use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::findings::{FleetFinding, abbreviate_hash, find_problems, is_silent};
+use super::findings::{Finding, abbreviate_hash, is_silent};
 use super::summary::{
     BlocksSummary, DecisionsByVerdict, LatencySummary, PublishedKeyForm, ReplicaSummary, RulesSummary, StoreSummary,
 };
-use super::view::{FleetView, MergedLimitCounts};
+use super::view::FleetView;
 use crate::base::text::{escape_unprintable, truncate_and_escape};
 use crate::base::text_table::{NumberAlignment, format_table};
 use crate::decide::blocks::Block;
 use crate::rules::rule::set::RuleSet;
 use crate::serve::quota::page::QuotaTotals;
-use crate::serve::report::rules::SlotCounts;
 use crate::serve::report::top::{TopQuery, TopReport, TopTextContent};
-use crate::serve::report::{DomainsByMetricName, Format, SearchWords};
+use crate::serve::report::{DomainsByMetricName, Format};
 use crate::telemetry::metrics::histogram::quantile_bound_us;
-use crate::telemetry::metrics::limit_stats::{DecisionCounts, LimitStat, LimitStats, is_at_or_below_prefix};
 
 /// Query of `/fleet`.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -33,52 +30,21 @@ pub struct FleetQuery {
     /// Format of the report.
     pub format: Format,
     /// Contents of the text form.
-    pub show: FleetTextContent,
+    pub show: TopTextContent,
     /// Number of minutes, including the current one: 1 to 10, default 5.
     pub minutes: Option<u64>,
-    /// Maximum number of keys and of limits: 1 to 1000, default 100 limits and 10 keys.
+    /// Maximum number of keys and of blocks: 1 to 1000, default 10 keys and 100 blocks.
     pub most: Option<usize>,
     /// Name of a limit, `domain.key_value.key`, or the start of one up to a dot.
     pub rule: Option<String>,
-    /// Words that the name of a limit must contain, in any case.
-    pub search: SearchWords,
-    /// Order of the limits.
-    pub order: FleetLimitOrder,
 }
 
-/// Order of the limits of all replicas.
-#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum FleetLimitOrder {
-    /// By rejected and then by matched decisions, the most first.
-    #[default]
-    Rejected,
-    /// By the number of decisions, the most first.
-    Matched,
-    /// By name.
-    Name,
-}
-
-/// Contents of the text form.
-#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum FleetTextContent {
-    /// Replicas, findings and rejected keys.
-    #[default]
-    Keys,
-    /// Replicas, findings and the keys with most hits.
-    Busiest,
-    /// Replicas, findings and limits.
-    Rules,
-}
-
-const DEFAULT_SHOWN_LIMITS: usize = 100;
 const DEFAULT_SHOWN_BLOCKS: usize = 100;
 /// Number of blocks in the text form.
 const MAX_BLOCKS_IN_TEXT: usize = 10;
 /// Shortest time that a rate is computed from, in microseconds: a call in the first millisecond is not 1000 a second.
 const MIN_RATE_SPAN_US: u64 = 1_000_000;
-const MAX_SHOWN_LIMITS: usize = 1000;
+const MAX_SHOWN_BLOCKS: usize = 1000;
 
 /// Report on the fleet.
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -91,8 +57,8 @@ pub struct FleetReport {
     pub replicas: Vec<ReplicaReport>,
     /// Summaries that were left out.
     pub left_out: Vec<LeftOutSummaries>,
-    /// Findings.
-    pub findings: Vec<FleetFinding>,
+    /// What is wrong, with single replicas and between them.
+    pub findings: Vec<Finding>,
     /// Decisions of all replicas in about the last minute.
     pub recent: RecentDecisionRates,
     /// Values that this replica blocks, the last to end first; with Redis those of all replicas.
@@ -103,12 +69,6 @@ pub struct FleetReport {
     pub blocked_values: usize,
     /// Keys that all replicas together rejected most.
     pub top: TopReport,
-    /// Number of limits that match the query, in the report or not: those in the summaries, and those loaded here.
-    pub limits: usize,
-    /// Number of times that a replica had no room for a limit in its summary.
-    pub limits_left_out: usize,
-    /// Limits, ordered by rejected and then by matched decisions.
-    pub rules: Vec<FleetLimitReport>,
 }
 
 /// A block, without its value: that needs the admin token, at `/blocks`.
@@ -199,31 +159,6 @@ pub struct LeftOutSummaries {
     pub summaries: usize,
 }
 
-/// Decisions of a limit over all replicas, since each of them loaded it.
-#[derive(Clone, Debug, Deserialize, Serialize)]
-pub struct FleetLimitReport {
-    /// Name: `domain.key_value.key`.
-    pub rule: String,
-    /// Domain, as requests name it; absent if the name in metrics leaves it open, or if limits of two domains have it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub domain: Option<String>,
-    /// Number of replicas that have the limit in their summaries.
-    pub replicas: usize,
-    /// True in shadow mode, by the rules of this replica.
-    pub shadow_mode: bool,
-    /// True for a candidate, by the rules of this replica.
-    pub candidate: bool,
-    /// Number of decisions.
-    pub matched: u64,
-    /// Number of decisions that rejected.
-    pub rejected: u64,
-    /// Hits within the limit and above NEAR_LIMIT_RATIO of it.
-    pub near_limit_hits: u64,
-    /// Slots of a concurrent limit; absent of others, and before the first.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub slots: Option<SlotCounts>,
-}
-
 impl FleetReport {
     /// Computes the report; `rules` are those of this replica.
     pub fn new(view: &FleetView, rules: Option<&RuleSet>, query: &FleetQuery) -> Self {
@@ -231,29 +166,6 @@ impl FleetReport {
         let top = TopQuery { minutes: query.minutes, most: query.most, rule: query.rule.clone(), ..Default::default() };
         let snapshot = |minutes| view.keys.snapshot(view.unix_minute(), minutes, |name| top.matches_limit_name(name));
         let busiest = view.busiest.snapshot(|name| top.matches_limit_name(name));
-        let mut limits: Vec<FleetLimitReport> = view
-            .limits
-            .by_name
-            .iter()
-            .filter(|(name, _)| query.matches_limit_name(name) && query.search.are_in(name))
-            .map(|(name, limit)| FleetLimitReport::new(name, limit, &domains))
-            .collect();
-        let unpublished = rules.into_iter().flat_map(RuleSet::rules).flat_map(|rule| &rule.limits).filter(|limit| {
-            let name = limit.stats.name().as_str();
-            !view.limits.by_name.contains_key(name) && query.matches_limit_name(name) && query.search.are_in(name)
-        });
-        limits.extend(unpublished.map(|limit| FleetLimitReport::of_this_replica(&limit.stats, &domains)));
-        limits.sort_by(|a, b| (b.rejected, b.matched, &a.rule).cmp(&(a.rejected, a.matched, &b.rule)));
-        match query.order {
-            FleetLimitOrder::Rejected => {}
-            FleetLimitOrder::Matched => limits.sort_by_key(|limit| Reverse(limit.matched)),
-            FleetLimitOrder::Name => limits.sort_by(|a, b| a.rule.cmp(&b.rule)),
-        }
-        let all_limits = limits.len();
-        limits.truncate(query.most.unwrap_or(DEFAULT_SHOWN_LIMITS).clamp(1, MAX_SHOWN_LIMITS));
-        if let Some(rules) = rules {
-            mark_shadow_and_candidates(&mut limits, rules);
-        }
         Self {
             problem: view.problem.clone(),
             at: view.now.to_string(),
@@ -266,14 +178,36 @@ impl FleetReport {
                 .iter()
                 .map(|(reason, count)| LeftOutSummaries { reason: reason.description().to_owned(), summaries: *count })
                 .collect(),
-            findings: find_problems(&view.replicas, view.now),
+            findings: view.findings.clone(),
             blocks: Vec::new(),
             blocked_values: 0,
             recent: sum_recent_decisions(view.replicas.iter().filter(|replica| !is_silent(replica, view.now))),
             top: TopReport::from_snapshot(snapshot, &domains, &top).with_busiest_keys(&busiest, &domains, &top),
-            limits: all_limits,
-            limits_left_out: view.limits.left_out,
-            rules: limits,
+        }
+    }
+}
+
+/// What is wrong now, with this process and others.
+#[derive(Clone, Debug, Serialize)]
+pub struct AlarmReport {
+    /// Host name of this replica.
+    pub replica: String,
+    /// Version of tollkeeper.
+    pub version: &'static str,
+    /// Number of replicas that are known, this one included.
+    pub replicas: usize,
+    /// Findings: those of this replica, of others, and differences between replicas.
+    pub alarms: Vec<Finding>,
+}
+
+impl AlarmReport {
+    /// Computes the report; the first replica of `view` is this one.
+    pub fn new(view: &FleetView) -> Self {
+        Self {
+            replica: view.replicas.first().map(|own| own.name.clone()).unwrap_or_default(),
+            version: env!("CARGO_PKG_VERSION"),
+            replicas: view.replicas.len(),
+            alarms: view.findings.clone(),
         }
     }
 }
@@ -284,7 +218,7 @@ impl FleetReport {
     pub fn with_blocks(mut self, mut blocks: Vec<Arc<Block>>, query: &FleetQuery) -> Self {
         self.blocked_values = blocks.len();
         blocks.sort_by_key(|block| Reverse(block.until));
-        blocks.truncate(query.most.unwrap_or(DEFAULT_SHOWN_BLOCKS).clamp(1, MAX_SHOWN_LIMITS));
+        blocks.truncate(query.most.unwrap_or(DEFAULT_SHOWN_BLOCKS).clamp(1, MAX_SHOWN_BLOCKS));
         self.blocks = blocks.iter().map(|block| BlockReport::new(block)).collect();
         self
     }
@@ -300,12 +234,6 @@ impl BlockReport {
     fn format_row(&self) -> [String; 3] {
         let entry = format!("{} {}", self.domain, self.key);
         [escape_unprintable(&self.until), truncate_and_escape(&entry, 24), truncate_and_escape(&self.reason, 28)]
-    }
-}
-
-impl FleetQuery {
-    fn matches_limit_name(&self, name: &str) -> bool {
-        self.rule.as_ref().is_none_or(|rule| is_at_or_below_prefix(name, rule))
     }
 }
 
@@ -331,54 +259,6 @@ fn build_replica_report(view: &FleetView, index: usize, replica: &ReplicaSummary
     }
 }
 
-impl FleetLimitReport {
-    fn new(name: &str, limit: &MergedLimitCounts, domains: &DomainsByMetricName) -> Self {
-        Self {
-            rule: name.to_owned(),
-            domain: limit.domain.as_deref().and_then(|domain| domains.find_domain_by_metric_name(domain)),
-            replicas: limit.replicas,
-            shadow_mode: false,
-            candidate: false,
-            matched: limit.matched,
-            rejected: limit.rejected,
-            near_limit_hits: limit.near_limit_hits,
-            slots: limit.slots,
-        }
-    }
-}
-
-impl FleetLimitReport {
-    /// Counts of this replica alone, of a limit that no summary had room for.
-    fn of_this_replica(stats: &LimitStats, domains: &DomainsByMetricName) -> Self {
-        let DecisionCounts { total: matched, rejected } = stats.total_decision_counts();
-        let slots = Some(SlotCounts::of_stats(stats)).filter(|counts| *counts != SlotCounts::default());
-        Self {
-            rule: stats.name().as_str().to_owned(),
-            domain: domains.find_domain(stats.name()),
-            replicas: 1,
-            shadow_mode: false,
-            candidate: false,
-            matched,
-            rejected,
-            near_limit_hits: stats.counter_value(LimitStat::NearLimit),
-            slots,
-        }
-    }
-}
-
-/// Marks the limits that are in shadow mode or candidates.
-fn mark_shadow_and_candidates(limits: &mut [FleetLimitReport], rules: &RuleSet) {
-    let mut by_name: HashMap<String, &mut FleetLimitReport> =
-        limits.iter_mut().map(|limit| (limit.rule.clone(), limit)).collect();
-    for compiled in rules.rules() {
-        for limit in compiled.limits.iter().filter(|limit| limit.shadow || limit.candidate) {
-            if let Some(found) = by_name.get_mut(limit.stats.name().as_str()) {
-                (found.shadow_mode, found.candidate) = (limit.shadow, limit.candidate);
-            }
-        }
-    }
-}
-
 /// Sums what the replicas decided; rates are sums of their rates.
 fn sum_recent_decisions<'r>(replicas: impl Iterator<Item = &'r ReplicaSummary>) -> RecentDecisionRates {
     let mut sum = RecentDecisionRates::default();
@@ -389,8 +269,7 @@ fn sum_recent_decisions<'r>(replicas: impl Iterator<Item = &'r ReplicaSummary>) 
         let rate = |count: u64| count as f64 * 1e6 / of_replica.span_us.max(MIN_RATE_SPAN_US) as f64;
         sum.calls_per_s += rate(of_replica.calls);
         sum.decisions_per_s += rate(of_replica.verdicts.total());
-        // Older versions tell only how many limits rejected.
-        sum.rejected_per_s += rate(of_replica.rejected.unwrap_or(of_replica.verdicts.over_limit));
+        sum.rejected_per_s += rate(of_replica.rejected);
         sum.verdicts = sum.verdicts.combine_counts(of_replica.verdicts, u64::saturating_add);
         match latency.clone().unwrap_or_default().merge(&of_replica.latency) {
             Some(merged) => latency = Some(merged),
@@ -409,8 +288,8 @@ fn sum_recent_decisions<'r>(replicas: impl Iterator<Item = &'r ReplicaSummary>) 
 const MAX_TEXT_COLUMNS: usize = 80;
 
 impl FleetReport {
-    /// Formats the report as text.
-    pub fn format_text(&self, part: FleetTextContent) -> String {
+    /// Formats the report as text, with these keys.
+    pub fn format_text(&self, show: TopTextContent) -> String {
         let mut page = String::new();
         if let Some(problem) = &self.problem {
             let _ = writeln!(page, "This replica only: {}\n", escape_unprintable(problem));
@@ -431,39 +310,14 @@ impl FleetReport {
         }
         for finding in &self.findings {
             page += "\n";
-            page += &wrap_text(&escape_unprintable(&finding.advice), "");
+            page += &wrap_text(&escape_unprintable(&finding.text), "");
             let names: Vec<String> = finding.replicas.iter().map(|name| escape_unprintable(name)).collect();
             page += &wrap_text(&names.join(", "), "  ");
         }
         page += &self.format_blocks();
         page += &self.format_quotas();
         page.push('\n');
-        match part {
-            FleetTextContent::Keys => page += &self.top.format_text(TopTextContent::Rejected),
-            FleetTextContent::Busiest => page += &self.top.format_text(TopTextContent::Busiest),
-            FleetTextContent::Rules if self.rules.is_empty() => page += "no limit matches\n",
-            FleetTextContent::Rules => {
-                let headings = ["MATCHED", "REJECTED", "NEAR", "REPLICAS", "RULE"];
-                page += &format_table(
-                    &headings,
-                    self.rules.iter().map(FleetLimitReport::format_row),
-                    NumberAlignment::Right,
-                );
-                for (limit, slots) in self.rules.iter().filter_map(|limit| Some((limit, limit.slots?))) {
-                    let _ = write!(page, "\n{}\n  {}\n", escape_unprintable(&limit.rule), slots.format_text());
-                }
-                if self.limits > self.rules.len() {
-                    let _ = writeln!(page, "\n{} of {} limits", self.rules.len(), self.limits);
-                }
-            }
-        }
-        if part == FleetTextContent::Rules && self.limits_left_out > 0 {
-            let count = self.limits_left_out;
-            let _ = writeln!(
-                page,
-                "\nLimits without room in the summary of a replica: {count}. Their counts are of fewer replicas."
-            );
-        }
+        page += &self.top.format_text(show);
         page
     }
 
@@ -544,24 +398,6 @@ impl ReplicaReport {
             format_age(self.age_s),
             format_age(self.published_s_ago),
             format!("{}{state}", escape_unprintable(&self.name)),
-        ]
-    }
-}
-
-impl FleetLimitReport {
-    /// Formats the cells of the text form.
-    fn format_row(&self) -> [String; 5] {
-        let mode = match (self.candidate, self.shadow_mode) {
-            (true, _) => " (candidate)",
-            (false, true) => " (shadow mode)",
-            (false, false) => "",
-        };
-        [
-            self.matched.to_string(),
-            self.rejected.to_string(),
-            self.near_limit_hits.to_string(),
-            self.replicas.to_string(),
-            format!("{}{mode}", escape_unprintable(&self.rule)),
         ]
     }
 }

@@ -8,13 +8,12 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::findings::Finding;
 use crate::serve::quota::page::QuotaTotals;
-use crate::serve::report::rules::SlotCounts;
-use crate::serve::report::top::is_zero;
 use crate::telemetry::metrics::histogram::BUCKET_BOUNDS_US;
 
 /// Version of the format.
-pub const SUMMARY_VERSION: u32 = 1;
+pub const SUMMARY_VERSION: u32 = 2;
 /// Version of the bounds of latency histograms; changes together with [`BUCKET_BOUNDS_US`].
 pub const LATENCY_BOUNDS_VERSION: u32 = 1;
 /// Maximum size of a published summary in bytes, its authentication code included.
@@ -43,31 +42,26 @@ pub struct ReplicaSummary {
     pub slot: Option<u32>,
     /// State of the store.
     pub store: StoreSummary,
+    /// What is wrong with the replica, at most [`MAX_FINDINGS`](super::findings::MAX_FINDINGS).
+    pub findings: Vec<Finding>,
     /// Decisions of about the last minute.
     pub recent: RecentDecisionsSummary,
-    /// Blocked values; zeros from older versions.
-    #[serde(default)]
+    /// Blocked values.
     pub blocks: BlocksSummary,
-    /// Quota streams, and what the replica holds for them; `None` if the service is off, or from older versions.
+    /// Quota streams, and what the replica holds for them; `None` if the service is off.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quota: Option<QuotaTotals>,
     /// Names of limits.
     pub names: Vec<String>,
-    /// Length of the domain at the start of each name, in bytes; empty from older versions.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    /// Length of the domain at the start of each name, in bytes.
     pub domain_bytes: Vec<u32>,
-    /// Decisions by limit, the busiest first.
-    pub limits: Vec<LimitSummary>,
-    /// Number of limits for which there was no room.
-    pub limits_left_out: usize,
     /// Form of the keys.
     pub values: PublishedKeyForm,
     /// Rejected keys.
     pub keys: Vec<RejectedKeySummary>,
     /// Rejected hits of these keys by minute.
     pub minutes: Vec<RejectedKeysMinuteSummary>,
-    /// Keys with most hits in ten minutes, rejected or not, the busiest first; empty from older versions.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    /// Keys with most hits in ten minutes, rejected or not, the busiest first.
     pub busy: Vec<BusyKeySummary>,
 }
 
@@ -113,12 +107,10 @@ pub struct RecentDecisionsSummary {
     pub span_us: u64,
     /// Number of calls.
     pub calls: u64,
-    /// Number of requests that were rejected; `None` from older versions.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub rejected: Option<u64>,
-    /// Number of descriptors that matched no rule; `None` from older versions.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub unmatched: Option<u64>,
+    /// Number of requests that were rejected.
+    pub rejected: u64,
+    /// Number of descriptors that matched no rule.
+    pub unmatched: u64,
     /// Decisions of limits by verdict.
     pub verdicts: DecisionsByVerdict,
     /// Duration of decisions.
@@ -136,8 +128,7 @@ pub struct DecisionsByVerdict {
     pub shadow: u64,
     /// Decided by the failure policy `local`.
     pub local: u64,
-    /// Part of `local` that was rejected; 0 from older versions.
-    #[serde(default)]
+    /// Part of `local` that was rejected.
     pub local_rejected: u64,
     /// Decided by the failure policy `allow`.
     pub allow: u64,
@@ -154,50 +145,6 @@ pub struct LatencySummary {
     pub bounds: u32,
     /// Number of durations in each bucket; the last one is above all bounds.
     pub counts: Vec<u64>,
-}
-
-/// Decisions of a limit since it was loaded.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LimitSummary {
-    /// Index of its name.
-    #[serde(rename = "n")]
-    pub name: usize,
-    /// Number of decisions.
-    #[serde(rename = "m")]
-    pub matched: u64,
-    /// Number of decisions that rejected.
-    #[serde(rename = "r", default, skip_serializing_if = "is_zero")]
-    pub rejected: u64,
-    /// Hits within the limit and above NEAR_LIMIT_RATIO of it.
-    #[serde(rename = "h", default, skip_serializing_if = "is_zero")]
-    pub near_limit_hits: u64,
-    /// Slots of a concurrent limit that was asked for any; `None` from older versions.
-    #[serde(rename = "s", default, skip_serializing_if = "Option::is_none")]
-    pub slots: Option<PublishedSlotCounts>,
-}
-
-/// [`SlotCounts`], in the order of their fields. Another version may have fewer or more.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(from = "Vec<u64>")]
-pub struct PublishedSlotCounts(pub [u64; 5]);
-
-impl From<Vec<u64>> for PublishedSlotCounts {
-    fn from(counts: Vec<u64>) -> Self {
-        Self(std::array::from_fn(|at| counts.get(at).copied().unwrap_or_default()))
-    }
-}
-
-impl From<SlotCounts> for PublishedSlotCounts {
-    fn from(SlotCounts { taken, freed, expired_seats, early_releases, late_requests }: SlotCounts) -> Self {
-        Self([taken, freed, expired_seats, early_releases, late_requests])
-    }
-}
-
-impl From<PublishedSlotCounts> for SlotCounts {
-    fn from(PublishedSlotCounts(counts): PublishedSlotCounts) -> Self {
-        let [taken, freed, expired_seats, early_releases, late_requests] = counts;
-        Self { taken, freed, expired_seats, early_releases, late_requests }
-    }
 }
 
 /// Form of the keys in a summary.
@@ -264,8 +211,8 @@ pub struct RejectedKeyCountSummary {
     /// Upper bound of the hits.
     #[serde(rename = "u")]
     pub at_most: u64,
-    /// Lower bound of the requests; 0 from older versions.
-    #[serde(rename = "r", default)]
+    /// Lower bound of the requests.
+    #[serde(rename = "r")]
     pub requests: u64,
 }
 

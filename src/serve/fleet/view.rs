@@ -1,20 +1,18 @@
-//! Merged summaries of all replicas at one time, with the decisions by limit.
+//! Merged summaries of all replicas at one time.
 //!
 //! `redis_client` has the time after which a silent replica is left out, and the maximum number of replicas; `merge_keys`
 //! merges rejected and busiest keys.
 //!
 //! Decides: which replicas `/fleet` shows, in which order; two with one name.
-//! Decides: limits over replicas (`MergedCountsByLimit`).
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::authentication::{AuthenticationKey, SummaryError, decode_summary};
+use super::findings::{Finding, MAX_FINDINGS, join_findings};
 use super::merge_keys::{MergedBusiestKeys, MergedRejectedKeys};
 use super::redis_client::SUMMARY_LIFETIME;
-use super::summary::{LimitSummary, ReplicaSummary};
+use super::summary::ReplicaSummary;
 use crate::base::clock::{Time, shorten_in_tests, to_micros};
-use crate::serve::report::rules::SlotCounts;
-use crate::telemetry::metrics::limit_stats::LimitName;
 
 /// Tolerated difference between the time in a summary and that of Redis, in microseconds.
 const CLOCK_TOLERANCE_US: u64 = 5_000_000;
@@ -32,14 +30,14 @@ pub struct FleetView {
     pub problem: Option<String>,
     /// Time of Redis, or of this process without Redis.
     pub now: Time,
-    /// Summaries without keys and limits: this replica first, then the others by name.
+    /// Summaries without keys and findings: this replica first, then the others by name.
     pub replicas: Vec<ReplicaSummary>,
     /// Rejected keys.
     pub keys: MergedRejectedKeys,
     /// Keys with most hits.
     pub busiest: MergedBusiestKeys,
-    /// Decisions by limit.
-    pub limits: MergedCountsByLimit,
+    /// What is wrong: with this replica, with others, and between them.
+    pub findings: Vec<Finding>,
     /// Number of summaries that were left out, by reason.
     pub left_out: BTreeMap<SummaryError, usize>,
 }
@@ -49,6 +47,8 @@ pub struct FleetView {
 pub struct FleetViewBuilder {
     view: FleetView,
     known: HashSet<String>,
+    /// What replicas published, by incarnation.
+    findings: Vec<(String, Finding)>,
 }
 
 impl FleetView {
@@ -67,10 +67,10 @@ impl FleetViewBuilder {
             replicas: Vec::new(),
             keys: MergedRejectedKeys::default(),
             busiest: MergedBusiestKeys::default(),
-            limits: MergedCountsByLimit::default(),
+            findings: Vec::new(),
             left_out: BTreeMap::new(),
         };
-        let mut builder = Self { view, known: HashSet::new() };
+        let mut builder = Self { view, known: HashSet::new(), findings: Vec::new() };
         builder.known.insert(own.incarnation.clone());
         builder.merge_summary(own);
         builder
@@ -104,11 +104,11 @@ impl FleetViewBuilder {
             *self.view.left_out.entry(SummaryError::Contradictory).or_default() += 1;
         }
         self.view.busiest.add_summary(&summary);
-        self.view.limits.add_summary(&summary);
+        let findings = std::mem::take(&mut summary.findings).into_iter();
+        self.findings.extend(findings.map(|finding| (summary.incarnation.clone(), finding)));
         // Only what is shown for each replica is kept.
         summary.names = Vec::new();
         summary.domain_bytes = Vec::new();
-        summary.limits = Vec::new();
         summary.keys = Vec::new();
         summary.minutes = Vec::new();
         summary.busy = Vec::new();
@@ -125,6 +125,10 @@ impl FleetViewBuilder {
             others.sort_by(|a, b| (&a.name, &a.incarnation).cmp(&(&b.name, &b.incarnation)));
         }
         make_names_unique(&mut self.view.replicas);
+        let names: HashMap<&str, &str> =
+            self.view.replicas.iter().map(|replica| (&*replica.incarnation, &*replica.name)).collect();
+        let named = self.findings.into_iter().filter_map(|(id, finding)| Some((*names.get(&*id)?, finding)));
+        self.view.findings = join_findings(named);
         self.view
     }
 
@@ -146,6 +150,7 @@ fn check_identity(id: &str, summary: ReplicaSummary) -> Result<ReplicaSummary, S
         Some(&summary.store.kind),
     ];
     let is_short = texts.into_iter().flatten().all(|text| text.len() <= MAX_SHOWN_TEXT_BYTES);
+    let is_short = is_short && summary.findings.len() <= MAX_FINDINGS && summary.findings.iter().all(Finding::is_short);
     if summary.incarnation == id && is_short { Ok(summary) } else { Err(SummaryError::Malformed) }
 }
 
@@ -156,79 +161,5 @@ fn make_names_unique(replicas: &mut [ReplicaSummary]) {
     for replica in replicas.iter_mut().filter(|replica| counts.get(&replica.name).is_some_and(|count| *count > 1)) {
         let id: String = replica.incarnation.chars().take(SHOWN_ID_CHARS).collect();
         replica.name = format!("{}/{id}", replica.name);
-    }
-}
-
-/// Maximum number of limits; the others are left out.
-const MAX_LIMITS: usize = 20_000;
-/// Maximum length of a name in bytes.
-const MAX_LIMIT_NAME_BYTES: usize = 1024;
-
-/// Decisions by limit.
-#[derive(Debug, Default)]
-pub struct MergedCountsByLimit {
-    /// Decisions by the limit's name.
-    pub by_name: HashMap<String, MergedLimitCounts>,
-    /// Number of times that a limit of a replica was left out.
-    pub left_out: usize,
-}
-
-/// Decisions of a limit, over all replicas.
-#[derive(Debug, Default)]
-pub struct MergedLimitCounts {
-    /// Domain, as in metrics; `None` if it is not known, or if limits of two domains have the name.
-    pub domain: Option<String>,
-    /// Number of replicas that have the limit.
-    pub replicas: usize,
-    /// Number of decisions.
-    pub matched: u64,
-    /// Number of decisions that rejected.
-    pub rejected: u64,
-    /// Hits within the limit and above NEAR_LIMIT_RATIO of it.
-    pub near_limit_hits: u64,
-    /// Slots of a concurrent limit; `None` of others.
-    pub slots: Option<SlotCounts>,
-}
-
-impl MergedCountsByLimit {
-    /// Adds the limits of a summary.
-    pub fn add_summary(&mut self, summary: &ReplicaSummary) {
-        self.left_out = self.left_out.saturating_add(summary.limits_left_out);
-        for limit in &summary.limits {
-            let name = summary.names.get(limit.name).filter(|name| name.len() <= MAX_LIMIT_NAME_BYTES);
-            let has_room = |name: &String| self.by_name.len() < MAX_LIMITS || self.by_name.contains_key(name);
-            match name.filter(|name| has_room(name)) {
-                Some(name) => {
-                    let domain_bytes = summary.domain_bytes.get(limit.name).copied();
-                    let published = LimitName::from_published(name, domain_bytes);
-                    let merged = self.by_name.entry(name.clone()).or_default();
-                    merged.keep_domain_if_agreed(published.known_domain());
-                    merged.add_limit_summary(limit);
-                }
-                None => self.left_out = self.left_out.saturating_add(1),
-            }
-        }
-    }
-}
-
-impl MergedLimitCounts {
-    /// Keeps the domain while all replicas agree on it, otherwise clears it; to be called before a replica is counted.
-    fn keep_domain_if_agreed(&mut self, domain: Option<&str>) {
-        let is_first = self.replicas == 0;
-        match domain {
-            Some(domain) if is_first => self.domain = Some(domain.to_owned()),
-            Some(domain) if self.domain.as_deref() != Some(domain) => self.domain = None,
-            _ => {}
-        }
-    }
-
-    fn add_limit_summary(&mut self, limit: &LimitSummary) {
-        self.replicas += 1;
-        self.matched = self.matched.saturating_add(limit.matched);
-        self.rejected = self.rejected.saturating_add(limit.rejected);
-        self.near_limit_hits = self.near_limit_hits.saturating_add(limit.near_limit_hits);
-        if let Some(counts) = limit.slots {
-            self.slots = Some(self.slots.unwrap_or_default().saturating_add(counts.into()));
-        }
     }
 }

@@ -10,7 +10,6 @@ use super::browser_protection::AllowedHosts;
 use super::live_events::LiveEvents;
 use super::page_builder::PageBuilder;
 use crate::serve::blocks::SharedBlocks;
-use crate::serve::fleet::alarms::AlarmObserver;
 use crate::serve::fleet::member::FleetMembership;
 use crate::serve::metrics_collector::MetricsCollector;
 use crate::settings::listeners::AdminToken;
@@ -30,8 +29,6 @@ pub struct AppState {
     pub blocks: Arc<SharedBlocks>,
     /// All replicas.
     pub fleet: Arc<FleetMembership>,
-    /// Alarms of this replica.
-    pub alarms: Arc<AlarmObserver>,
     /// Builds the pages.
     pub pages: PageBuilder,
     /// Events of `/live`.

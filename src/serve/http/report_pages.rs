@@ -33,8 +33,7 @@ use crate::base::clock::Time;
 use crate::base::text::to_pretty_json;
 use crate::decide::log::value_form::ValueForm;
 use crate::limit::StoreFailurePolicy;
-use crate::serve::fleet::alarms::{AlarmObserver, OBSERVATION_INTERVAL};
-use crate::serve::fleet::report::{FleetQuery, FleetReport};
+use crate::serve::fleet::report::{AlarmReport, FleetQuery, FleetReport};
 use crate::serve::grpc::service::RateLimitService;
 use crate::serve::metrics_collector::MetricsCollector;
 use crate::serve::quota::page::{QuotaReport, ReportScope};
@@ -238,16 +237,6 @@ pub async fn record_history_each_minute(collector: MetricsCollector, pages: Page
     }
 }
 
-/// Looks for alarms of this process every few seconds, on the thread that builds pages.
-pub async fn observe_alarms(observer: Arc<AlarmObserver>, collector: MetricsCollector, pages: PageBuilder) {
-    loop {
-        sleep(OBSERVATION_INTERVAL).await;
-        let (observer, collector) = (Arc::clone(&observer), collector.clone());
-        // Without a thread the next look finds them.
-        let _ = pages.run_one_at_a_time(move || observer.observe_own_alarms(&collector)).await;
-    }
-}
-
 /// `/history`
 pub(super) async fn show_history(
     State(state): State<AppState>,
@@ -266,8 +255,7 @@ pub(super) async fn show_history(
 /// `/alarms`
 pub(super) async fn show_alarms(State(state): State<AppState>, uri: Uri) -> Response {
     let view = state.fleet.get_or_refresh_fleet_view().await;
-    let (observer, collector) = (Arc::clone(&state.alarms), state.collector.clone());
-    let build = move || to_pretty_json(&observer.build_report(&collector, &view)).ok().map(Page::json);
+    let build = move || to_pretty_json(&AlarmReport::new(&view)).ok().map(Page::json);
     state.pages.respond_with_page(&uri, build).await
 }
 

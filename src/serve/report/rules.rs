@@ -199,18 +199,6 @@ impl SlotCounts {
         }
     }
 
-    /// Sum of the counts of two replicas.
-    #[must_use]
-    pub const fn saturating_add(self, other: Self) -> Self {
-        Self {
-            taken: self.taken.saturating_add(other.taken),
-            freed: self.freed.saturating_add(other.freed),
-            expired_seats: self.expired_seats.saturating_add(other.expired_seats),
-            early_releases: self.early_releases.saturating_add(other.early_releases),
-            late_requests: self.late_requests.saturating_add(other.late_requests),
-        }
-    }
-
     /// The counts as a line of a report.
     pub fn format_text(&self) -> String {
         let Self { taken, freed, expired_seats, early_releases, late_requests } = self;

@@ -4,9 +4,9 @@
 //! escaped here too.
 
 use super::client::{default_debug_address, fetch_page, format_json_as_line, parse_page, print_report_once_or_every};
-use super::print::CommandOutcome;
+use super::print::{CommandOutcome, print_error};
 use crate::base::text::percent_encode;
-use crate::serve::fleet::report::{FleetReport, FleetTextContent};
+use crate::serve::fleet::report::FleetReport;
 use crate::serve::report::rejections::RejectionsReport;
 use crate::serve::report::rules::{LimitFindingKind, RuleUsageReport};
 use crate::serve::report::top::{TopReport, TopTextContent};
@@ -79,8 +79,16 @@ Examples:
 
 Exit codes: 0 shown, 1 the server did not answer, 2 invalid usage.";
 
+/// Instead of the limits over replicas that earlier versions had.
+const LIMITS_OVER_REPLICAS: &str = "--rules with --fleet was removed: decisions of a limit over all replicas are PromQL, \
+     sum by (domain, rule, verdict) (rate(tollkeeper_decisions_total[5m])); --rules without --fleet shows one replica";
+
 /// Prints the report, once or until the process is stopped.
 pub(super) fn run(args: &Args) -> CommandOutcome {
+    if args.fleet && args.rules {
+        print_error(LIMITS_OVER_REPLICAS);
+        return CommandOutcome::UsageError;
+    }
     print_report_once_or_every(args.every, args.json, || fetch_report(args))
 }
 
@@ -90,11 +98,6 @@ fn fetch_report(args: &Args) -> Result<String, String> {
     if args.json {
         return Ok(format_json_as_line(&page));
     }
-    let part = match (args.rules, args.busiest) {
-        (true, _) => FleetTextContent::Rules,
-        (false, true) => FleetTextContent::Busiest,
-        (false, false) => FleetTextContent::Keys,
-    };
     let show = if args.busiest { TopTextContent::Busiest } else { TopTextContent::Rejected };
     match args.rules {
         _ if args.hour => {
@@ -104,7 +107,7 @@ fn fetch_report(args: &Args) -> Result<String, String> {
             parse_page::<UnmatchedReport>(&args.addr, &page, "a report").map(|report| report.format_text())
         }
         _ if args.fleet => {
-            parse_page::<FleetReport>(&args.addr, &page, "a report").map(|report| report.format_text(part))
+            parse_page::<FleetReport>(&args.addr, &page, "a report").map(|report| report.format_text(show))
         }
         true => parse_page::<RuleUsageReport>(&args.addr, &page, "a report").map(|report| report.format_text()),
         false => parse_page::<TopReport>(&args.addr, &page, "a report").map(|report| report.format_text(show)),

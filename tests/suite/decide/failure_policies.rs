@@ -387,15 +387,13 @@ fn health_follows_the_store_as_configured() {
         let needs = HealthRequirements { domain: false, rules: false, store: needs_store };
         let health = Arc::new(Health::new(Arc::clone(&service.rules), Arc::clone(&store), needs));
         let (settings, _) = Settings::from_env(std::iter::empty()).unwrap();
-        let fleet = runtime.block_on(async {
-            FleetMembership::start(Arc::clone(&service), None, Arc::clone(&health), &settings.fleet, None).unwrap()
-        });
         let blocks = runtime.block_on(SharedBlocks::start(Arc::clone(&service), &settings.store));
         let collector = MetricsCollector { service, health, listeners: Arc::default(), path_label: false, quota: None };
+        let fleet =
+            runtime.block_on(async { FleetMembership::start(collector.clone(), &settings.fleet, None).unwrap() });
         let site = AppState {
             blocks,
             fleet: Arc::new(fleet),
-            alarms: Arc::default(),
             live: Arc::new(LiveEvents::new(
                 collector.clone(),
                 PageBuilder::default(),

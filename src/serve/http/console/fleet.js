@@ -1,8 +1,8 @@
 // Views of replicas and this process: fleet, one replica, failures, quotas, settings.
 
-import { atMost, badge, box, button, card, code, copyButton, countColumn, details, duration, element, figure, grid, heading, label, link, modeBadge, nameColumn, notice, number, numberColumn, para, pre, printable, problemNotice, quoteForShell, rate, select, share, soft, span, table, timeOf, tools, update } from './dom.js';
+import { atMost, badge, box, button, card, code, copyButton, countColumn, details, duration, element, figure, grid, heading, label, link, nameColumn, notice, number, numberColumn, para, pre, printable, problemNotice, quoteForShell, rate, select, share, soft, span, table, timeOf, tools, update } from './dom.js';
 import { hourChart, mix, requestSeries, sparkline } from './charts.js';
-import { keyLink, listBlocks, rejectedTable, ruleLink, sharesOf } from './keys.js';
+import { keyLink, listBlocks, rejectedTable, sharesOf } from './keys.js';
 import { adminRequest, ask, getJson, readAddress, request, searchInput, tell, withQuery, writeState } from './server.js';
 
 /** Parts of decisions by what became of the request; `local` split into passed and rejected. */
@@ -39,7 +39,7 @@ export function alarmList(report) {
   if (report === undefined) return null;
   if (!report) return notice('Alarms are not known.');
   if (report.alarms.length === 0) return element('p', { class: 'good' }, 'No alarm.');
-  const views = { failures: 'store_lost server_not_used slots_not_served reload_failed answers_by_policy load_failed', keys: 'unmatched unmatched_descriptors almost_matches_rule mostly_rejected hot_key', replica: 'no_requests late', rules: 'xds_stream_lost rejections_rose_after_load' };
+  const views = { failures: 'store_lost server_not_used slots_not_served reload_failed answers_by_policy', keys: 'unmatched unmatched_descriptors almost_matches_rule mostly_rejected hot_key', replica: 'no_requests late', rules: 'xds_stream_lost rejections_rose_after_load' };
   const viewOf = (kind) => Object.keys(views).find((view) => views[view].split(' ').includes(kind));
   return element('ul', { class: 'alarms', 'aria-label': 'Alarms' }, report.alarms.map((alarm) => element('li', { class: 'notice bad' },
     element('strong', {}, alarm.replicas.join(', ') || alarm.kind), ': ', printable(alarm.text), ' ',
@@ -83,20 +83,15 @@ const replicaColumns = (findings) => [
 const QUOTA_FIGURES = [['Streams', 'streams'], ['Buckets', 'buckets'], ['Keys', 'keys'], ['Keys without a store', 'failed_keys'], ['Hits held', 'held_hits'], ['Hits of proxies', 'assigned_hits'], ['Held for, s', 'held_for_s']];
 
 export function fleet(main, { alarms, hasAlarms }) {
-  const { state } = readAddress();
-  const search = searchInput('search', 'part of a name');
-  const order = select('order', [['rejected', 'rejected most'], ['matched', 'matched most'], ['name', 'name']], state.get('order'));
   const wrong = element('div');
   const top = element('div');
   const chart = hourChart('Requests of this replica, the last hour', 'requests a minute');
   const body = element('div');
-  const limits = element('div');
-  main.append(heading('Fleet'), wrong, top, body, chart.node, card('Limits over all replicas',
-    tools(label('Search', search), label('Order', order)), limits));
+  main.append(heading('Fleet'), wrong, top, body, chart.node);
   const refresh = async () => {
     hasAlarms.then(() => update(wrong, alarmList(alarms())));
     const [report, history] = await Promise.all([
-      getJson(withQuery('fleet', { minutes: 10, most: 20, search: search.value.trim(), order: order.value })),
+      getJson(withQuery('fleet', { minutes: 10, most: 20 })),
       getJson('history'),
     ]);
     return () => draw(report, history);
@@ -127,20 +122,8 @@ export function fleet(main, { alarms, hasAlarms }) {
         button('List blocked values', listBlocks)) : null,
       box(rejectedTable('Keys rejected most in ten minutes, all replicas', report.top.overall)));
     chart.update(requestSeries(history));
-    update(limits, table(`${number(report.rules.length)} of ${number(report.limits)} limits${report.limits_left_out > 0 ? `; summaries lack ${number(report.limits_left_out)}` : ''}`, [
-      nameColumn('Limit', (limit) => [ruleLink(limit.rule), modeBadge(limit)]),
-      countColumn('Matched', 'matched'),
-      countColumn('Rejected', 'rejected'),
-      countColumn('Near', 'near_limit_hits'),
-      { title: 'Slots', cell: (limit) => (limit.slots ? `${number(limit.slots.taken)} taken, ${number(limit.slots.freed)} freed, ${number(limit.slots.expired_seats)} never released` : '') },
-      countColumn('Replicas', 'replicas'),
-    ], report.rules, { key: (limit) => limit.rule }));
   };
-  const change = () => {
-    writeState({ search: search.value.trim(), order: order.value === 'rejected' ? '' : order.value });
-    return refresh();
-  };
-  return { refresh, every: 5, change: [search, order].map((control) => [control, change]) };
+  return { refresh, every: 5 };
 }
 
 export function replica(main, context) {
@@ -162,7 +145,7 @@ function otherReplica(main, incarnation) {
     const command = `kubectl port-forward ${quoteForShell(`pod/${found.name}`)} 6071:6070`;
     update(body, heading('Replica ', span('mono', printable(found.name))),
       found.silent ? problemNotice(`Silent for ${number(found.published_s_ago)} s: the figures are of then.`) : null,
-      findings.map(({ advice }) => element('p', { class: 'notice bad' }, printable(advice))),
+      findings.map(({ text }) => element('p', { class: 'notice bad' }, printable(text))),
       grid(...requestFigures(recent)), grid(decisionsOf('Decisions of limits', recent)),
       grid(
         card('Store', details([['State', storeState(found)], ['Servers', number(store.servers)]])),

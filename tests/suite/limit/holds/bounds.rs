@@ -466,7 +466,7 @@ fn late_request_forgets_nothing_of_a_later_one() {
 fn pools_of_a_new_window_see_the_demand_of_the_one_before() {
     let mut held = Held::of(Algorithm::FixedWindow);
     held.ask(1, 0, 60, 55);
-    let limit = held.limit.clone();
+    let limit = held.limit;
     let demands_seen = |held: &mut Held, second: u64| {
         let counter = StateWithLimit { limit: &limit, state: &mut held.state };
         let now = Time::from_micros(START_US).plus_us(second * SECOND_US);

@@ -10,8 +10,8 @@ use tollkeeper::rules::compile::{RuleText, compile_texts};
 use tollkeeper::rules::live::RuleSetOrigin;
 use tollkeeper::rules::rule::set::RuleSet;
 use tollkeeper::rules::yaml::DocumentSelection;
-use tollkeeper::serve::fleet::alarms::AlarmObserver;
-use tollkeeper::serve::fleet::view::FleetView;
+use tollkeeper::serve::fleet::alarms::find_own_alarms;
+use tollkeeper::serve::fleet::findings::FirstSeen;
 use tollkeeper::serve::grpc::decode;
 use tollkeeper::serve::grpc::service::{DEFAULT_CALLER_DEADLINE, RateLimitService};
 use tollkeeper::serve::health::{Health, HealthRequirements};
@@ -211,7 +211,9 @@ fn share_of_charges_that_fail_in_the_store_is_an_alarm() {
     assert_eq!(alarms(&server, "answers_by_policy"), [""; 0], "few may fail");
     call(&server, &[("user", "ann")], 15);
     call(&server, &[("user", "bob")], 69);
-    let found = alarms(&server, "answers_by_policy");
+    let found = wait_for("the alarm", || {
+        Some(alarms(&server, "answers_by_policy")).filter(|found| found.iter().any(|text| text.contains("of 100")))
+    });
     assert_eq!(found.len(), 1, "{found:?}");
     for part in
         ["30.0 % of the charges", "(30 of 100: local 30); ", &redis.address(), "the key holds a value of another type"]
@@ -219,7 +221,7 @@ fn share_of_charges_that_fail_in_the_store_is_an_alarm() {
         assert!(found[0].contains(part), "{part}: {found:?}");
     }
     call(&server, &[("user", "bob")], 3000);
-    assert_eq!(alarms(&server, "answers_by_policy"), [""; 0], "less than 1 % failed");
+    wait_for("the end of the alarm, less than 1 %", || alarms(&server, "answers_by_policy").is_empty().then_some(()));
 }
 
 #[test]
@@ -276,22 +278,9 @@ fn pass_minute(collector: &MetricsCollector) {
 }
 
 /// A view without replicas.
-fn empty_view(collector: &MetricsCollector) -> FleetView {
-    FleetView {
-        problem: None,
-        now: collector.service.clock.now(),
-        replicas: Vec::new(),
-        keys: Default::default(),
-        busiest: Default::default(),
-        limits: Default::default(),
-        left_out: Default::default(),
-    }
-}
-
 /// Texts of the alarms about a rise after a load.
 fn rises(collector: &MetricsCollector) -> Vec<String> {
-    let view = empty_view(collector);
-    let alarms = AlarmObserver::default().build_report(collector, &view).alarms.into_iter();
+    let alarms = find_own_alarms(collector).into_iter();
     alarms.filter(|alarm| alarm.kind == "rejections_rose_after_load").map(|alarm| alarm.text).collect()
 }
 
@@ -299,10 +288,11 @@ fn rises(collector: &MetricsCollector) -> Vec<String> {
 fn replicas_in_one_process_have_alarms_of_their_own() {
     let replicas = [collector(), collector(), collector()];
     replicas[1].service.clock.set(START.plus_us(MINUTE_US));
-    let observers = replicas.each_ref().map(|_| AlarmObserver::default());
-    let since = || {
-        let refused = replicas.iter().zip(&observers).map(|(replica, observer)| {
-            let alarms = observer.build_report(replica, &empty_view(replica)).alarms;
+    let mut seen = replicas.each_ref().map(|_| FirstSeen::default());
+    let mut since = || {
+        let refused = replicas.iter().zip(&mut seen).map(|(replica, seen)| {
+            let mut alarms = find_own_alarms(replica);
+            seen.set_times(&mut alarms, replica.service.clock.now());
             alarms.into_iter().find(|alarm| alarm.kind == "rlqs_off").map(|alarm| alarm.since)
         });
         refused.collect::<Vec<_>>()

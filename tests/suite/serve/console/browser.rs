@@ -508,7 +508,7 @@ fn live_figures_are_not_updated_by_other_answers() {
 fn late_answer_does_not_replace_a_newer_one() {
     let (_server, mut browser) = console_with(&["ann@example.com"]);
     let rows = "[...document.querySelectorAll('#main table')].at(-1).querySelectorAll('tbody tr')";
-    open(&mut browser, "fleet", &format!("document.querySelector('#main table') && {rows}.length > 1"));
+    open(&mut browser, "rules", &format!("document.querySelector('#main table') && {rows}.length > 1"));
     replace_fetch(
         &mut browser,
         "if (path.includes('search=user')) { window.asked = true; \

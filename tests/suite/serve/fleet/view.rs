@@ -2,14 +2,11 @@
 
 use tollkeeper::base::clock::Time;
 use tollkeeper::serve::fleet::authentication::{SummaryError, encode_summary};
+use tollkeeper::serve::fleet::findings::Finding;
 use tollkeeper::serve::fleet::report::FleetReport;
-use tollkeeper::serve::fleet::summary::{
-    LATENCY_BOUNDS_VERSION, LatencySummary, LimitSummary, ReplicaSummary, SUMMARY_VERSION,
-};
-use tollkeeper::serve::fleet::view::{FleetViewBuilder, MergedCountsByLimit};
+use tollkeeper::serve::fleet::summary::{LATENCY_BOUNDS_VERSION, LatencySummary, ReplicaSummary, SUMMARY_VERSION};
+use tollkeeper::serve::fleet::view::FleetViewBuilder;
 use tollkeeper::telemetry::metrics::histogram::BUCKET_BOUNDS_US;
-
-const MAX_LIMITS: usize = 20_000;
 
 const NOW_US: u64 = 1_800_000_000_000_000;
 
@@ -70,15 +67,48 @@ fn rates_of_the_first_moment_are_not_multiplied() {
     assert!(report.recent.calls_per_s <= 5.0, "{}", report.recent.calls_per_s);
 }
 
+/// Kind, text and replicas of the findings of a view.
+fn findings(others: &[ReplicaSummary]) -> Vec<(String, String, Vec<String>)> {
+    let found = view(others).findings.into_iter();
+    found.map(|finding| (finding.kind.into_owned(), finding.text, finding.replicas)).collect()
+}
+
+fn with_finding(incarnation: &str, kind: &'static str, text: &str, since: &str) -> ReplicaSummary {
+    let finding = Finding { since: since.to_owned(), ..Finding::new(kind, Vec::new(), text.to_owned()) };
+    ReplicaSummary { name: format!("pod-{incarnation}"), findings: vec![finding], ..summary(incarnation) }
+}
+
 #[test]
-fn limits_without_room_are_counted() {
-    let mut merged = MergedCountsByLimit::default();
-    for part in 0..3 {
-        let names: Vec<String> = (0..MAX_LIMITS / 2).map(|name| format!("{part}.{name}")).collect();
-        let limits = (0..names.len()).map(|name| LimitSummary { name, ..LimitSummary::default() }).collect();
-        merged.add_summary(&ReplicaSummary { names, limits, limits_left_out: 7, ..ReplicaSummary::default() });
-    }
-    assert_eq!((merged.by_name.len(), merged.left_out), (MAX_LIMITS, MAX_LIMITS / 2 + 3 * 7));
+fn equal_findings_of_replicas_are_one_since_the_earliest() {
+    let others = [
+        with_finding("1", "store_lost", "lost", "2027-01-15T08:00:05Z"),
+        with_finding("2", "store_lost", "lost", "2027-01-15T08:00:00Z"),
+        with_finding("3", "late", "late", "2027-01-15T08:00:00Z"),
+    ];
+    let joined = view(&others).findings;
+    assert_eq!(joined[0].replicas, ["pod-1", "pod-2"]);
+    assert_eq!(
+        (&*joined[0].since, &*joined[0].runbook),
+        ("2027-01-15T08:00:00Z", "docs/runbooks.md#tollkeeper-store-lost")
+    );
+    assert_eq!((joined.len(), &*joined[1].kind), (2, "late"));
+}
+
+#[test]
+fn findings_of_one_kind_with_many_texts_are_few_and_name_ten_replicas() {
+    let others: Vec<_> =
+        (1..=60).map(|at| with_finding(&at.to_string(), "late", &format!("{at} s late"), "")).collect();
+    let found = findings(&others);
+    assert_eq!(found.len(), 4, "{found:?}");
+    assert!(found[3].1.contains("see their own pages") && found[3].2.len() == 10, "{found:?}");
+}
+
+#[test]
+fn summary_with_long_or_many_findings_is_left_out() {
+    let long = with_finding("1", "late", &"x".repeat(10_000), "");
+    let many = ReplicaSummary { findings: vec![Finding::default(); 100], ..summary("2") };
+    let view = view(&[long, many]);
+    assert_eq!((view.findings.len(), view.left_out[&SummaryError::Malformed]), (0, 2));
 }
 
 mod clock_offset {
