@@ -9,6 +9,7 @@ pub mod grpc;
 pub mod quota;
 pub mod blocks;
 pub mod metrics_collector;
+pub mod status;
 pub mod report;
 pub mod fleet;
 pub mod http;

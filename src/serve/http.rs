@@ -21,22 +21,35 @@ mod admin_pages;
 pub mod block_pages;
 mod console_pages;
 
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, Request};
-use axum::http::StatusCode;
+use axum::http::{HeaderMap, StatusCode};
 use axum::middleware::{self, Next};
 use axum::response::Response;
-use axum::routing::{any, get, post};
+use axum::routing::{MethodRouter, any, get, post};
 
 use self::app_state::AppState;
+use self::report_pages::{ReportPage, show_report};
 use self::response::respond_error;
+use self::status_pages::ProblemsReport;
+use crate::decide::store_totals::StoreTotals;
+use crate::rules::live::LoadStatus;
+use crate::serve::fleet::report::{AlarmReport, FleetReport};
 use crate::serve::grpc::service::DEFAULT_CALLER_DEADLINE;
+use crate::serve::quota::page::QuotaReport;
+use crate::serve::report::history::HistoryReport;
+use crate::serve::report::rejections::RejectionsReport;
+use crate::serve::report::rule_text::RuleTextReport;
+use crate::serve::report::rules::RuleUsageReport;
+use crate::serve::report::top::TopReport;
+use crate::serve::report::unmatched::UnmatchedReport;
 
 /// Builds the routes of the HTTP listener, for clients and health probes.
 pub fn build_http_router(state: AppState) -> Router {
-    build_probe_router()
+    add_pages(Router::new(), probe_pages())
         .route("/json", any(decision_pages::answer_json))
         .fallback(respond_not_found)
         .layer(DefaultBodyLimit::max(state.max_body_bytes))
@@ -45,50 +58,125 @@ pub fn build_http_router(state: AppState) -> Router {
         .with_state(state)
 }
 
+/// A page: path with required parameters, what it shows, handler.
+type PageRow = (&'static str, &'static str, MethodRouter<AppState>);
+
+/// Pages for probes, the same on both listeners.
+fn probe_pages() -> [PageRow; 3] {
+    [
+        ("/healthcheck", "200 if the process accepts traffic, as on the HTTP listener", any(status_pages::show_health)),
+        ("/livez", "200 while the process runs", any(|| async { "OK" })),
+        ("/readyz", "200 if the process can decide requests, otherwise the reason", any(status_pages::show_ready)),
+    ]
+}
+
+/// Reports, which the debug listener shows.
+fn report_pages() -> [PageRow; 12] {
+    [
+        report_page::<AlarmReport>(),
+        report_page::<FleetReport>(),
+        report_page::<HistoryReport>(),
+        report_page::<ProblemsReport>(),
+        report_page::<QuotaReport>(),
+        report_page::<RejectionsReport>(),
+        report_page::<LoadStatus>(),
+        report_page::<RuleTextReport>(),
+        report_page::<RuleUsageReport>(),
+        report_page::<StoreTotals>(),
+        report_page::<TopReport>(),
+        report_page::<UnmatchedReport>(),
+    ]
+}
+
+/// The page of a report.
+fn report_page<R: ReportPage>() -> PageRow {
+    (R::PATH, R::ABOUT, get(show_report::<R>))
+}
+
+/// Other pages of the debug listener.
+fn operator_pages() -> [PageRow; 11] {
+    [
+        (
+            "/block",
+            "POST a value to block it, DELETE to undo it; needs the token",
+            post(block_pages::block_value).delete(block_pages::unblock_value),
+        ),
+        ("/blocks", "blocked values as JSON; needs the token", get(block_pages::show_blocks)),
+        (
+            "/counters?domain=D&rule=R",
+            "counters of a rule as JSON; `most=N` (default 100); needs the token",
+            get(admin_pages::show_counters),
+        ),
+        (
+            "/explain",
+            "rules and counters that a request (as for /json) matches, as JSON; charges nothing",
+            any(decision_pages::show_explanation),
+        ),
+        (
+            "/live",
+            "requests, verdicts, latency, store and rules as server-sent events, one a second",
+            get(report_pages::show_live),
+        ),
+        (
+            "/log_level",
+            "current log level; PUT a level's name to change it until the process ends, needs the token",
+            get(admin_pages::show_log_level).put(admin_pages::set_log_level),
+        ),
+        (
+            "/reset",
+            "POST a request (as for /json) to delete its counters; needs the token",
+            post(admin_pages::reset_counters),
+        ),
+        ("/rlconfig", "print out the currently loaded configuration for debugging", get(status_pages::show_rlconfig)),
+        ("/settings", "effective settings as JSON, secrets masked", get(admin_pages::show_settings)),
+        (
+            "/stats",
+            "all metrics as text, under their statsd names, or else their Prometheus names",
+            get(metrics_pages::show_stats),
+        ),
+        (
+            "/tap",
+            "decisions as they are made, as lines of the decision log, 100 a second at most; `domain=NAME`, `entry=KEY=VALUE`, `verdict=VERDICT`; needs the token",
+            get(admin_pages::tap_decisions),
+        ),
+    ]
+}
+
+/// List of the pages of the debug listener.
+static DEBUG_PAGE_LIST: LazyLock<String> = LazyLock::new(|| {
+    let console = "/: the console in a browser, this list elsewhere";
+    let pages = probe_pages().into_iter().chain(report_pages()).chain(operator_pages());
+    let mut lines: Vec<String> = pages.map(|(path, about, _)| format!("{path}: {about}")).collect();
+    lines.push(console.to_owned());
+    lines.sort_unstable();
+    lines.join("\n") + "\n"
+});
+
+fn add_pages(router: Router<AppState>, pages: impl IntoIterator<Item = PageRow>) -> Router<AppState> {
+    pages.into_iter().fold(router, |router, (path, _, handler)| {
+        router.route(path.split_once('?').map_or(path, |(path, _)| path), handler)
+    })
+}
+
 /// Builds the routes of the debug listener, for operators.
 pub fn build_debug_router(state: AppState) -> Router {
-    build_probe_router()
-        .route("/", get(console_pages::show_index))
+    let pages = probe_pages().into_iter().chain(report_pages()).chain(operator_pages());
+    add_pages(Router::new(), pages)
+        .route("/", get(|headers: HeaderMap| console_pages::show_index(headers, &DEBUG_PAGE_LIST)))
         .route("/console.css", get(console_pages::show_style))
         .route("/console.js", get(console_pages::show_script))
         .route("/console/{module}", get(console_pages::show_module))
-        .route("/live", get(report_pages::show_live))
-        .route("/rlconfig", get(status_pages::show_rlconfig))
-        .route("/rlconfig/status", get(status_pages::show_rlconfig_status))
-        .route("/explain", any(decision_pages::show_explanation))
-        .route("/stats", get(metrics_pages::show_stats))
-        .route("/problems", get(status_pages::show_problems))
-        .route("/store", get(status_pages::show_store))
-        .route("/top", get(report_pages::show_top))
-        .route("/rejections", get(report_pages::show_rejections))
-        .route("/unmatched", get(report_pages::show_unmatched))
-        .route("/rules", get(report_pages::show_rules))
-        .route("/fleet", get(report_pages::show_fleet))
-        .route("/history", get(report_pages::show_history))
-        .route("/alarms", get(report_pages::show_alarms))
-        .route("/rule_text", get(report_pages::show_rule_text))
         .route("/what_if", get(respond_what_if_was_removed))
-        .route("/quota", get(report_pages::show_quota))
-        .route("/settings", get(admin_pages::show_settings))
-        .route("/counters", get(admin_pages::show_counters))
-        .route("/reset", post(admin_pages::reset_counters))
-        .route("/tap", get(admin_pages::tap_decisions))
-        .route("/blocks", get(block_pages::show_blocks))
-        .route("/block", post(block_pages::block_value).delete(block_pages::unblock_value))
-        .route("/log_level", get(admin_pages::show_log_level).put(admin_pages::set_log_level))
-        .fallback(console_pages::respond_page_not_found)
+        .fallback(respond_page_not_found)
         .layer(DefaultBodyLimit::max(state.max_body_bytes))
         .layer(middleware::from_fn(limit_request_time))
         .layer(middleware::from_fn_with_state(state.debug_hosts.clone(), browser_protection::protect_from_other_sites))
         .with_state(state)
 }
 
-/// Builds the pages for probes, the same on both listeners.
-fn build_probe_router() -> Router<AppState> {
-    Router::new()
-        .route("/healthcheck", any(status_pages::show_health))
-        .route("/readyz", any(status_pages::show_ready))
-        .route("/livez", any(|| async { "OK" }))
+/// Status 404, with the list of pages.
+async fn respond_page_not_found() -> Response {
+    respond_error(StatusCode::NOT_FOUND, format!("404 page not found\n\n{}", *DEBUG_PAGE_LIST))
 }
 
 async fn respond_not_found() -> Response {

@@ -18,11 +18,10 @@ use super::summary::*;
 use super::view::{FleetView, FleetViewBuilder};
 use crate::base::clock::{Time, to_micros};
 use crate::base::sharded::lock_ignoring_poison;
-use crate::base::text::truncate_to_bytes;
 use crate::serve::grpc::service::RateLimitService;
 use crate::serve::metrics_collector::MetricsCollector;
-use crate::telemetry::metrics::histogram::HistogramSnapshot;
-use crate::telemetry::metrics::limit_stats::{LimitName, LimitStat};
+use crate::serve::status::{DecisionTotals, RecentDecisions, RulesStatus, StoreStatus};
+use crate::telemetry::metrics::limit_stats::LimitName;
 use crate::telemetry::service_metrics::ServiceMetrics;
 use crate::telemetry::top_keys::{KEPT_MINUTES, RejectedKey, RejectedKeysInMinute};
 
@@ -32,8 +31,6 @@ const MAX_KEPT_DECISION_TOTALS: usize = 12;
 const MAX_KEYS_BYTES: usize = 30 << 10;
 /// Room for the busiest keys, and names of limits that only these have, in bytes.
 const MAX_BUSY_KEYS_BYTES: usize = 4 << 10;
-/// Maximum length of the version of the rules in bytes; readers show no longer text.
-const MAX_RULES_VERSION_BYTES: usize = 256;
 
 /// Facts about this process that do not change.
 #[derive(Clone, Debug)]
@@ -55,20 +52,6 @@ pub(super) struct ReplicaSummaryBuilder {
     facts: ReplicaFacts,
     totals: VecDeque<DecisionTotals>,
     findings_seen: FirstSeen,
-}
-
-/// Numbers of decisions since the start of the process, at one time.
-#[derive(Clone, Debug)]
-struct DecisionTotals {
-    /// Time by a clock that never jumps.
-    at: Instant,
-    calls: u64,
-    /// Rejected requests.
-    rejected: u64,
-    /// Descriptors that matched no rule.
-    unmatched: u64,
-    verdicts: DecisionsByVerdict,
-    latency: HistogramSnapshot,
 }
 
 impl ReplicaSummaryBuilder {
@@ -101,7 +84,9 @@ impl ReplicaSummaryBuilder {
             started_us: at_redis(now).saturating_sub(to_micros(self.facts.started.elapsed())),
             published_us: at_redis(now),
             clock_offset_us,
-            rules: self.summarize_rules(),
+            rules: RulesStatus::new(&self.collector),
+            slot: self.service().decider.store.stats().shared.and_then(|shared| shared.eventual?.place),
+            store: StoreStatus::new(&self.collector),
             recent: self.summarize_recent_decisions(),
             blocks: self.summarize_blocks(now),
             quota: self.collector.quota.as_ref().map(|quota| quota.compute_totals()),
@@ -109,7 +94,6 @@ impl ReplicaSummaryBuilder {
             findings,
             ..ReplicaSummary::default()
         };
-        self.add_store_summary(&mut summary);
         let mut names = ListedLimitNames::default();
         if !metrics.top_keys.is_tracking() {
             summary.values = PublishedKeyForm::None;
@@ -132,105 +116,25 @@ impl ReplicaSummaryBuilder {
         findings
     }
 
-    fn summarize_rules(&self) -> RulesSummary {
-        let rules = &self.service().rules;
-        let (status, loaded) = (rules.status(), rules.current_rules());
-        let hash = loaded.as_ref().map(|loaded| loaded.rules.contents_hash.to_string());
-        RulesSummary {
-            version: status
-                .source_version
-                .map(|version| truncate_to_bytes(&version, MAX_RULES_VERSION_BYTES).to_owned()),
-            hash: hash.unwrap_or_default(),
-            rules: status.rules,
-            load_failed: status.last_error.is_some(),
-        }
-    }
-
     fn summarize_blocks(&self, now: Time) -> BlocksSummary {
         let blocks = &self.service().decider.blocks;
         let rejected = blocks.rejection_counts().iter().map(|(_, count)| count).sum();
         BlocksSummary { values: blocks.list(now).len() as u64, rejected_requests: rejected }
     }
 
-    fn add_store_summary(&self, summary: &mut ReplicaSummary) {
-        let stats = self.service().decider.store.stats();
-        let shared = stats.shared.as_ref();
-        let servers = shared.map(|shared| &*shared.servers).unwrap_or_default();
-        summary.slot = shared.and_then(|shared| shared.eventual?.place);
-        summary.store = StoreSummary {
-            kind: stats.store.to_owned(),
-            available: !self.collector.health.is_store_lost(),
-            breakers_open: servers.iter().filter(|server| server.is_breaker_open).count(),
-            servers: servers.len(),
-        };
-    }
-
     /// Sums up the decisions since the oldest totals that are kept.
-    fn summarize_recent_decisions(&self) -> RecentDecisionsSummary {
-        let totals = DecisionTotals::from_metrics(self.metrics());
-        let since = self.totals.front().cloned().unwrap_or_else(|| DecisionTotals::zero_at(self.facts.started));
-        let counts = totals.latency.counts.iter().zip(since.latency.counts);
-        RecentDecisionsSummary {
-            span_us: to_micros(totals.at.saturating_duration_since(since.at)),
-            calls: totals.calls.saturating_sub(since.calls),
-            rejected: totals.rejected.saturating_sub(since.rejected),
-            unmatched: totals.unmatched.saturating_sub(since.unmatched),
-            verdicts: totals.verdicts.combine_counts(since.verdicts, u64::saturating_sub),
-            latency: LatencySummary {
-                bounds: LATENCY_BOUNDS_VERSION,
-                counts: counts.map(|(count, before)| count.saturating_sub(before)).collect(),
-            },
-        }
+    fn summarize_recent_decisions(&self) -> RecentDecisions {
+        let started = || DecisionTotals::zero_at(self.facts.started);
+        DecisionTotals::new(&self.collector).since(&self.totals.front().cloned().unwrap_or_else(started))
     }
 
     /// Keeps the totals, from which later summaries tell what is recent, and since when findings are there; to be called
     /// every 5 s.
     pub(super) fn observe(&mut self) {
         self.find_own_alarms(self.service().clock.now());
-        self.totals.push_back(DecisionTotals::from_metrics(self.metrics()));
+        self.totals.push_back(DecisionTotals::new(&self.collector));
         if self.totals.len() > MAX_KEPT_DECISION_TOTALS {
             self.totals.pop_front();
-        }
-    }
-}
-
-impl DecisionTotals {
-    fn zero_at(at: Instant) -> Self {
-        Self {
-            at,
-            calls: 0,
-            rejected: 0,
-            unmatched: 0,
-            verdicts: DecisionsByVerdict::default(),
-            latency: HistogramSnapshot::default(),
-        }
-    }
-
-    fn from_metrics(metrics: &ServiceMetrics) -> Self {
-        let (at, latency) = (Instant::now(), metrics.decisions.snapshot());
-        let limits = metrics.limits.all_limit_stats();
-        let of_unknown_domains: u64 = metrics.limits.unknown_domain_counts().iter().map(|(_, count)| count).sum();
-        let of_domains: u64 = limits.iter().map(|limit| limit.counter_value(LimitStat::Unmatched)).sum();
-        let verdicts = limits.iter().fold(DecisionsByVerdict::default(), |sum, limit| {
-            let of_limit = DecisionsByVerdict {
-                ok: limit.counter_value(LimitStat::Ok),
-                over_limit: limit.counter_value(LimitStat::Over),
-                shadow: limit.counter_value(LimitStat::Shadow),
-                local: limit.counter_value(LimitStat::Local),
-                local_rejected: limit.counter_value(LimitStat::LocalRejected),
-                allow: limit.counter_value(LimitStat::Allow),
-                deny: limit.counter_value(LimitStat::Deny),
-                error: limit.counter_value(LimitStat::Error),
-            };
-            sum.combine_counts(of_limit, u64::saturating_add)
-        });
-        Self {
-            at,
-            calls: latency.observation_count(),
-            rejected: metrics.rejected_request_count(),
-            unmatched: of_domains.saturating_add(of_unknown_domains),
-            verdicts,
-            latency,
         }
     }
 }

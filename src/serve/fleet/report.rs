@@ -1,6 +1,6 @@
 //! Report on the fleet: the body of `/fleet`, as data and as text.
 //!
-//! Decides: requests, verdicts and latency over replicas, without silent ones (`sum_recent_decisions`).
+//! Decides: that sums over replicas leave silent ones out.
 //! Decides: parameters of `/fleet`.
 
 use std::cmp::Reverse;
@@ -10,9 +10,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::findings::{Finding, abbreviate_hash, is_silent};
-use super::summary::{
-    BlocksSummary, DecisionsByVerdict, LatencySummary, PublishedKeyForm, ReplicaSummary, RulesSummary, StoreSummary,
-};
+use super::summary::{BlocksSummary, PublishedKeyForm, ReplicaSummary};
 use super::view::FleetView;
 use crate::base::text::{escape_unprintable, truncate_and_escape};
 use crate::base::text_table::{NumberAlignment, format_table};
@@ -21,7 +19,7 @@ use crate::rules::rule::set::RuleSet;
 use crate::serve::quota::page::QuotaTotals;
 use crate::serve::report::top::{TopQuery, TopReport, TopTextContent};
 use crate::serve::report::{DomainsByMetricName, Format};
-use crate::telemetry::metrics::histogram::quantile_bound_us;
+use crate::serve::status::{RecentDecisionRates, RulesStatus, StoreStatus};
 
 /// Query of `/fleet`.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -42,8 +40,6 @@ pub struct FleetQuery {
 const DEFAULT_SHOWN_BLOCKS: usize = 100;
 /// Number of blocks in the text form.
 const MAX_BLOCKS_IN_TEXT: usize = 10;
-/// Shortest time that a rate is computed from, in microseconds: a call in the first millisecond is not 1000 a second.
-const MIN_RATE_SPAN_US: u64 = 1_000_000;
 const MAX_SHOWN_BLOCKS: usize = 1000;
 
 /// Report on the fleet.
@@ -105,11 +101,11 @@ pub struct ReplicaReport {
     /// Time of Redis less that of the replica, in milliseconds.
     pub clock_offset_ms: i64,
     /// Loaded rules.
-    pub rules: RulesSummary,
+    pub rules: RulesStatus,
     /// Slot of eventual rules.
     pub slot: Option<u32>,
     /// State of the store.
-    pub store: StoreSummary,
+    pub store: StoreStatus,
     /// Form of the keys that it published.
     pub values: PublishedKeyForm,
     /// Decisions in about the last minute.
@@ -120,34 +116,6 @@ pub struct ReplicaReport {
     /// Quota streams, and what the replica holds for them; absent if it publishes none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quota: Option<QuotaTotals>,
-}
-
-/// Rates, verdicts and latency of the decisions in about the last minute.
-#[derive(Clone, Debug, Default, Deserialize, Serialize)]
-pub struct RecentDecisionRates {
-    /// Requests per second, over gRPC and `/json`.
-    pub calls_per_s: f64,
-    /// Decisions of limits per second.
-    pub decisions_per_s: f64,
-    /// Rejected requests per second.
-    pub rejected_per_s: f64,
-    /// Decisions of limits by verdict.
-    pub verdicts: DecisionsByVerdict,
-    /// Duration of decisions; null if it has other bounds than this version of tollkeeper.
-    pub latency_us: Option<LatencyPercentiles>,
-    /// Number of replicas without a part in `latency_us`, because their histograms have other bounds.
-    pub latency_left_out: usize,
-}
-
-/// Upper bounds of durations in microseconds; null without decisions.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
-pub struct LatencyPercentiles {
-    /// Median.
-    pub p50: Option<u64>,
-    /// 90th percentile.
-    pub p90: Option<u64>,
-    /// 99th percentile.
-    pub p99: Option<u64>,
 }
 
 /// Summaries that were left out.
@@ -181,7 +149,9 @@ impl FleetReport {
             findings: view.findings.clone(),
             blocks: Vec::new(),
             blocked_values: 0,
-            recent: sum_recent_decisions(view.replicas.iter().filter(|replica| !is_silent(replica, view.now))),
+            recent: RecentDecisionRates::sum(
+                view.replicas.iter().filter(|replica| !is_silent(replica, view.now)).map(|replica| &replica.recent),
+            ),
             top: TopReport::from_snapshot(snapshot, &domains, &top).with_busiest_keys(&busiest, &domains, &top),
         }
     }
@@ -253,35 +223,10 @@ fn build_replica_report(view: &FleetView, index: usize, replica: &ReplicaSummary
         slot: replica.slot,
         store: replica.store.clone(),
         values: replica.values,
-        recent: sum_recent_decisions(std::iter::once(replica)),
+        recent: RecentDecisionRates::sum(std::iter::once(&replica.recent)),
         blocks: replica.blocks,
         quota: replica.quota,
     }
-}
-
-/// Sums what the replicas decided; rates are sums of their rates.
-fn sum_recent_decisions<'r>(replicas: impl Iterator<Item = &'r ReplicaSummary>) -> RecentDecisionRates {
-    let mut sum = RecentDecisionRates::default();
-    let mut latency: Option<LatencySummary> = None;
-    for replica in replicas {
-        let of_replica = &replica.recent;
-        #[expect(clippy::cast_precision_loss, reason = "rates need no more digits")]
-        let rate = |count: u64| count as f64 * 1e6 / of_replica.span_us.max(MIN_RATE_SPAN_US) as f64;
-        sum.calls_per_s += rate(of_replica.calls);
-        sum.decisions_per_s += rate(of_replica.verdicts.total());
-        sum.rejected_per_s += rate(of_replica.rejected);
-        sum.verdicts = sum.verdicts.combine_counts(of_replica.verdicts, u64::saturating_add);
-        match latency.clone().unwrap_or_default().merge(&of_replica.latency) {
-            Some(merged) => latency = Some(merged),
-            None => sum.latency_left_out += 1,
-        }
-    }
-    sum.latency_us = latency.map(|latency| LatencyPercentiles {
-        p50: quantile_bound_us(&latency.counts, 500),
-        p90: quantile_bound_us(&latency.counts, 900),
-        p99: quantile_bound_us(&latency.counts, 990),
-    });
-    sum
 }
 
 /// Width of a terminal.
@@ -365,15 +310,6 @@ impl FleetReport {
     }
 }
 
-impl RecentDecisionRates {
-    /// Formats the cells of the rates and of the duration.
-    fn format_rate_cells(&self) -> [String; 3] {
-        let p99 = self.latency_us.and_then(|latency| latency.p99);
-        let rate = |per_s: f64| format!("{per_s:.1}");
-        [rate(self.calls_per_s), rate(self.rejected_per_s), p99.map_or_else(|| "-".to_owned(), format_duration)]
-    }
-}
-
 impl ReplicaReport {
     /// Formats the cells of the text form.
     fn format_row(&self) -> [String; 9] {
@@ -399,15 +335,6 @@ impl ReplicaReport {
             format_age(self.published_s_ago),
             format!("{}{state}", escape_unprintable(&self.name)),
         ]
-    }
-}
-
-/// Formats microseconds with the unit that gives the fewest digits.
-fn format_duration(us: u64) -> String {
-    match us {
-        0..1000 => format!("{us}us"),
-        1000..1_000_000 => format!("{}.{}ms", us / 1000, us % 1000 / 100).replace(".0ms", "ms"),
-        _ => format!("{}.{}s", us / 1_000_000, us % 1_000_000 / 100_000).replace(".0s", "s"),
     }
 }
 

@@ -21,7 +21,8 @@ use crate::base::client_network::client_network;
 use crate::base::sharded::lock_ignoring_poison;
 use crate::base::text::escape_unprintable_json;
 use crate::serve::metrics_collector::MetricsCollector;
-use crate::serve::report::live::{LiveReport, LiveTotals};
+use crate::serve::report::live::LiveReport;
+use crate::serve::status::DecisionTotals;
 
 /// Maximum number of subscribers.
 const MAX_SUBSCRIBERS: usize = 64;
@@ -113,7 +114,7 @@ impl LiveEvents {
     async fn send_events_until_unused(self: Arc<Self>) {
         let mut ticks = interval(EVENT_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut last: Option<LiveTotals> = None;
+        let mut last: Option<DecisionTotals> = None;
         loop {
             ticks.tick().await;
             if self.end_sampler_if_unused() {
@@ -121,7 +122,7 @@ impl LiveEvents {
             }
             let (collector, before) = (self.collector.clone(), last.clone());
             let render = move || {
-                let totals = LiveTotals::new(&collector);
+                let totals = DecisionTotals::new(&collector);
                 let report = LiveReport::new(&collector, before.as_ref().unwrap_or(&totals), &totals);
                 (escape_unprintable_json(&serde_json::to_string(&report).unwrap_or_default()).into_owned(), totals)
             };

@@ -1,13 +1,12 @@
-//! Pages of reports: `/top`, `/rejections`, `/unmatched`, `/rules`, `/fleet`, `/quota`, `/history`, `/alarms`, `/rule_text`,
-//! and `/live` as server-sent events. They charge and change nothing.
+//! Pages of reports, and `/live` as server-sent events. They charge and change nothing.
 //!
-//! They are JSON; the first six are text with `format=text`. A report reads the statistics of every limit, so it is
-//! built by the page builder like metrics. The parameters of a page, with their defaults and maxima, are in the
-//! `...Query` beside its report; an invalid one is answered with status 400 before the page is built. The `/live`
-//! stream of a slow client skips events instead of queueing them, and ends when the process begins to stop.
+//! They are JSON; some are text with `format=text`. A report reads the statistics of every limit, so it is built by the
+//! page builder like metrics. The parameters of a page, with their defaults and maxima, are in the `...Query` beside its
+//! report; an invalid one is answered with status 400 before the page is built. The `/live` stream of a slow client skips
+//! events instead of queueing them, and ends when the process begins to stop.
 //!
 //! Decides: pages with `DISABLE_STATS` or without keys (503), and `/quota` without RLQS.
-//! Decides: unknown parameters (400, `PageQuery`); when a minute of history is recorded.
+//! Decides: unknown parameters (400, `show_report`); when a minute of history is recorded.
 
 use std::convert::Infallible;
 use std::net::Ipv4Addr;
@@ -15,28 +14,30 @@ use std::sync::Arc;
 
 use axum::Extension;
 use axum::extract::rejection::QueryRejection;
-use axum::extract::{FromRequestParts, Query, State};
-use axum::http::request::Parts;
+use axum::extract::{Query, State};
 use axum::http::{StatusCode, Uri};
 use axum::response::sse::{Event, Sse};
 use axum::response::{IntoResponse as _, Response};
 use futures_util::stream;
-use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
+use serde::de::{DeserializeOwned, IgnoredAny};
 use tokio::time::{Duration, sleep};
 
 use super::admin_token::ClientAddress;
 use super::app_state::AppState;
 use super::page_builder::{Page, PageBuilder};
-use super::response::{respond_bad_query, respond_metrics_off, respond_no_rules, respond_text};
-use crate::base::clock::Time;
+use super::response::{METRICS_OFF, NO_RULES, respond_bad_query, respond_text};
+use super::status_pages::ProblemsReport;
 use crate::base::text::to_pretty_json;
 use crate::decide::log::value_form::ValueForm;
+use crate::decide::store_totals::StoreTotals;
 use crate::limit::StoreFailurePolicy;
+use crate::rules::live::{LoadStatus, LoadedRules};
+use crate::rules::rule::set::RuleSet;
 use crate::serve::fleet::report::{AlarmReport, FleetQuery, FleetReport};
-use crate::serve::grpc::service::RateLimitService;
+use crate::serve::fleet::view::FleetView;
 use crate::serve::metrics_collector::MetricsCollector;
-use crate::serve::quota::page::{QuotaReport, ReportScope};
+use crate::serve::quota::page::{QuotaQuery, QuotaReport};
 use crate::serve::report::history::{HistoryQuery, HistoryReport, read_request_totals};
 use crate::serve::report::rejections::{RejectionsQuery, RejectionsReport};
 use crate::serve::report::rule_text::{RuleTextQuery, RuleTextReport};
@@ -45,160 +46,312 @@ use crate::serve::report::top::{TopQuery, TopReport};
 use crate::serve::report::unmatched::{UnmatchedQuery, UnmatchedReport};
 use crate::serve::report::{DomainsByMetricName, Format};
 
-/// `/top`
-pub(super) async fn show_top(
+/// A report that a page shows.
+pub(super) trait ReportPage: Serialize + Sized + 'static {
+    /// Path, with required parameters.
+    const PATH: &str;
+    /// What it shows, with its other parameters.
+    const ABOUT: &str;
+    /// Its parameters.
+    type Query: DeserializeOwned + Send + 'static;
+    /// What the report is about.
+    const SUBJECT: Subject;
+
+    /// Computes the report. Takes up to tens of milliseconds.
+    ///
+    /// # Errors
+    /// Why there is no report.
+    fn build(sources: &Sources, query: &Self::Query) -> Result<Self, NoReport>;
+
+    /// The report as text, if the query asks for it; `None`: as JSON.
+    fn text(&self, _: &Self::Query) -> Option<String> {
+        None
+    }
+}
+
+/// Why there is no report, with the status of the page that says so.
+pub(super) struct NoReport(StatusCode, String);
+
+impl NoReport {
+    /// There may be one later: status 503.
+    fn for_now(reason: &str) -> Self {
+        Self(StatusCode::SERVICE_UNAVAILABLE, reason.to_owned())
+    }
+}
+
+/// What a report is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Subject {
+    /// State of this process, which is always known.
+    State,
+    /// Counts of this process; status 503 if nothing is counted.
+    Counts,
+    /// Rejected keys of this process; status 503 if they are not tracked.
+    Keys,
+    /// State of all replicas.
+    FleetState,
+    /// Counts of all replicas; status 503 if nothing is counted.
+    FleetCounts,
+}
+
+/// What reports are built from.
+pub(super) struct Sources {
+    collector: MetricsCollector,
+    loaded: Option<Arc<LoadedRules>>,
+    /// All replicas, for reports about them.
+    view: Option<Arc<FleetView>>,
+}
+
+impl Sources {
+    fn rules(&self) -> Option<&RuleSet> {
+        self.loaded.as_ref().map(|loaded| &loaded.rules)
+    }
+
+    fn loaded(&self) -> Result<&LoadedRules, NoReport> {
+        self.loaded.as_deref().ok_or_else(|| NoReport::for_now(NO_RULES))
+    }
+
+    fn view(&self) -> Result<&FleetView, NoReport> {
+        self.view.as_deref().ok_or_else(|| NoReport::for_now("the replicas are not known\n"))
+    }
+
+    /// True if keys have values as sent, not hashes of them.
+    fn has_values(&self) -> bool {
+        matches!(self.collector.service.decider.key_values, ValueForm::Plain)
+    }
+}
+
+/// Shows a report.
+pub(super) async fn show_report<R: ReportPage>(
     State(state): State<AppState>,
     uri: Uri,
-    CountsPageQuery(query): CountsPageQuery<TopQuery>,
+    query: Result<Query<R::Query>, QueryRejection>,
 ) -> Response {
-    let totals = read_request_totals(&state.collector);
-    respond_with_rejected_keys(&state, &uri, move |RejectedKeySources { service, domains, now, has_values }| {
-        let metrics = &service.decider.metrics;
-        let minutes = TopReport::covered_minutes(&query);
-        let busiest = metrics.busiest_keys.snapshot(now, minutes, |name| query.matches_limit_name(name));
-        let mut report =
-            TopReport::new(&metrics.top_keys, &domains, now, &query).with_busiest_keys(&busiest, &domains, &query);
-        let history = metrics.history.requests_by_minute(now, &totals);
-        let recent = history.iter().rev().take(usize::try_from(minutes).unwrap_or(usize::MAX));
-        let deny = StoreFailurePolicy::ALL.iter().position(|policy| *policy == StoreFailurePolicy::Deny);
-        report.denied_by_failure_policy = recent.map(|(_, of)| deny.map_or(0, |at| of.failed_by_policy[at])).sum();
-        if !has_values {
-            report = report.without_values();
-        }
-        build_report_page(query.format, &report, |report| report.format_text(query.show))
-    })
-    .await
-}
-
-/// `/rejections`
-pub(super) async fn show_rejections(
-    State(state): State<AppState>,
-    uri: Uri,
-    CountsPageQuery(query): CountsPageQuery<RejectionsQuery>,
-) -> Response {
-    respond_with_rejected_keys(&state, &uri, move |RejectedKeySources { service, domains, now, has_values }| {
-        match RejectionsReport::new(&service.decider.metrics.top_keys, &domains, now, &query, has_values) {
-            Ok(report) => build_report_page(query.format, &report, RejectionsReport::format_text),
-            Err(error) => Some(Page::error(StatusCode::BAD_REQUEST, format!("{error}\n"))),
-        }
-    })
-    .await
-}
-
-/// What pages about rejected keys are built from.
-struct RejectedKeySources {
-    service: Arc<RateLimitService>,
-    domains: DomainsByMetricName,
-    now: Time,
-    /// Keys are tracked with their plain values.
-    has_values: bool,
-}
-
-/// Responds with a page about rejected keys; status 503 if they are not tracked.
-async fn respond_with_rejected_keys(
-    state: &AppState,
-    uri: &Uri,
-    render: impl FnOnce(RejectedKeySources) -> Option<Page> + Send + 'static,
-) -> Response {
-    let service = Arc::clone(&state.collector.service);
-    if !service.decider.metrics.top_keys.is_tracking() {
+    let query = match query {
+        Ok(Query(query)) => query,
+        Err(rejection) => return respond_bad_query(&rejection),
+    };
+    let metrics = &state.collector.service.decider.metrics;
+    let is_about_state = matches!(R::SUBJECT, Subject::State | Subject::FleetState);
+    if metrics.is_off() && !is_about_state {
+        return respond_text(StatusCode::SERVICE_UNAVAILABLE, METRICS_OFF);
+    }
+    if R::SUBJECT == Subject::Keys && !metrics.top_keys.is_tracking() {
         let what = "TOLLKEEPER_TOP_KEYS=0: rejected keys are not tracked (unset it and restart)\n";
         return respond_text(StatusCode::SERVICE_UNAVAILABLE, what);
     }
+    let view = match R::SUBJECT {
+        Subject::FleetState | Subject::FleetCounts => Some(state.fleet.get_or_refresh_fleet_view().await),
+        Subject::State | Subject::Counts | Subject::Keys => None,
+    };
+    let collector = state.collector;
     let build = move || {
-        let loaded = service.rules.current_rules_owned();
-        let domains = DomainsByMetricName::new(loaded.as_ref().map(|loaded| &loaded.rules));
-        let (now, has_values) = (service.clock.now(), matches!(service.decider.key_values, ValueForm::Plain));
-        render(RejectedKeySources { service, domains, now, has_values })
+        let loaded = collector.service.rules.current_rules_owned();
+        match R::build(&Sources { collector, loaded, view }, &query) {
+            Ok(report) => match report.text(&query) {
+                Some(text) => Some(Page::text(text)),
+                None => to_pretty_json(&report).ok().map(Page::json),
+            },
+            Err(NoReport(status, reason)) => Some(Page::error(status, reason)),
+        }
     };
-    state.pages.respond_with_page(uri, build).await
+    state.pages.respond_with_page(&uri, build).await
 }
 
-/// `/unmatched`
-pub(super) async fn show_unmatched(
-    State(state): State<AppState>,
-    uri: Uri,
-    CountsPageQuery(query): CountsPageQuery<UnmatchedQuery>,
-) -> Response {
-    let (service, format) = (Arc::clone(&state.collector.service), query.format);
-    let render = move || {
-        let loaded = service.rules.current_rules_owned();
-        let rules = loaded.as_ref().map(|loaded| &loaded.rules);
-        let has_values = matches!(service.decider.key_values, ValueForm::Plain);
-        let report = UnmatchedReport::new(&service.decider.metrics, rules, service.clock.now(), &query, has_values);
-        build_report_page(format, &report, UnmatchedReport::format_text)
-    };
-    state.pages.respond_with_page(&uri, render).await
+impl ReportPage for TopReport {
+    const PATH: &str = "/top";
+    const ABOUT: &str = "most rejected and busiest keys as JSON; `format=text` (`show=busiest`), `minutes=1..10`, \
+                         `rule=NAME`, `most=N`";
+    type Query = TopQuery;
+    const SUBJECT: Subject = Subject::Keys;
+
+    fn build(sources: &Sources, query: &TopQuery) -> Result<Self, NoReport> {
+        let service = &sources.collector.service;
+        let (metrics, now) = (&service.decider.metrics, service.clock.now());
+        let domains = DomainsByMetricName::new(sources.rules());
+        let minutes = Self::covered_minutes(query);
+        let busiest = metrics.busiest_keys.snapshot(now, minutes, |name| query.matches_limit_name(name));
+        let mut report =
+            Self::new(&metrics.top_keys, &domains, now, query).with_busiest_keys(&busiest, &domains, query);
+        let history = metrics.history.requests_by_minute(now, &read_request_totals(&sources.collector));
+        let recent = history.iter().rev().take(usize::try_from(minutes).unwrap_or(usize::MAX));
+        let deny = StoreFailurePolicy::ALL.iter().position(|policy| *policy == StoreFailurePolicy::Deny);
+        report.denied_by_failure_policy = recent.map(|(_, of)| deny.map_or(0, |at| of.failed_by_policy[at])).sum();
+        Ok(if sources.has_values() { report } else { report.without_values() })
+    }
+
+    fn text(&self, query: &TopQuery) -> Option<String> {
+        (query.format == Format::Text).then(|| self.format_text(query.show))
+    }
 }
 
-/// `/rules`
-pub(super) async fn show_rules(
-    State(state): State<AppState>,
-    uri: Uri,
-    CountsPageQuery(query): CountsPageQuery<RulesQuery>,
-) -> Response {
-    let (service, format) = (Arc::clone(&state.collector.service), query.format);
-    let Some(loaded) = service.rules.current_rules_owned() else { return respond_no_rules() };
-    let quota = state.collector.quota.clone();
-    let render = move || {
+impl ReportPage for RejectionsReport {
+    const PATH: &str = "/rejections";
+    const ABOUT: &str = "rejections of the last hour by minute and key as JSON; `format=text`, `key=TEXT`, `at=14:05`, \
+                         `rule=NAME`, `most=N`";
+    type Query = RejectionsQuery;
+    const SUBJECT: Subject = Subject::Keys;
+
+    fn build(sources: &Sources, query: &RejectionsQuery) -> Result<Self, NoReport> {
+        let (service, domains) = (&sources.collector.service, DomainsByMetricName::new(sources.rules()));
+        Self::new(&service.decider.metrics.top_keys, &domains, service.clock.now(), query, sources.has_values())
+            .map_err(|error| NoReport(StatusCode::BAD_REQUEST, format!("{error}\n")))
+    }
+
+    fn text(&self, query: &RejectionsQuery) -> Option<String> {
+        (query.format == Format::Text).then(|| self.format_text())
+    }
+}
+
+impl ReportPage for UnmatchedReport {
+    const PATH: &str = "/unmatched";
+    const ABOUT: &str =
+        "descriptors without a rule and the nearest rule, as JSON; `format=text`, `domain=NAME`, `most=N`";
+    type Query = UnmatchedQuery;
+    const SUBJECT: Subject = Subject::Counts;
+
+    fn build(sources: &Sources, query: &UnmatchedQuery) -> Result<Self, NoReport> {
+        let service = &sources.collector.service;
         let metrics = &service.decider.metrics;
-        let mut report = RuleUsageReport::new(&loaded.rules, metrics, service.clock.now(), &query);
-        if let Some(quota) = &quota {
+        Ok(Self::new(metrics, sources.rules(), service.clock.now(), query, sources.has_values()))
+    }
+
+    fn text(&self, query: &UnmatchedQuery) -> Option<String> {
+        (query.format == Format::Text).then(|| self.format_text())
+    }
+}
+
+impl ReportPage for RuleUsageReport {
+    const PATH: &str = "/rules";
+    const ABOUT: &str = "decisions and findings by limit as JSON; `format=text`, `rule=NAME`, `search=WORDS`, \
+                         `rejecting=true`, `finding=KIND`, \
+                         `order=recent|rejected|matched|share|near|keys|name|file`, `most=N`, `offset=N`";
+    type Query = RulesQuery;
+    const SUBJECT: Subject = Subject::Counts;
+
+    fn build(sources: &Sources, query: &RulesQuery) -> Result<Self, NoReport> {
+        let service = &sources.collector.service;
+        let rules = &sources.loaded()?.rules;
+        let mut report = Self::new(rules, &service.decider.metrics, service.clock.now(), query);
+        if let Some(quota) = &sources.collector.quota {
             report.add_quotas(quota);
         }
-        build_report_page(format, &report, RuleUsageReport::format_text)
-    };
-    state.pages.respond_with_page(&uri, render).await
+        Ok(report)
+    }
+
+    fn text(&self, query: &RulesQuery) -> Option<String> {
+        (query.format == Format::Text).then(|| self.format_text())
+    }
 }
 
-/// Query of `/quota`.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub(super) struct QuotaQuery {
-    /// Format of the report.
-    format: Format,
-    /// Maximum number of streams, and of keys.
-    most: Option<usize>,
-    /// Name of a rule, whose keys are shown.
-    rule: Option<String>,
+impl ReportPage for QuotaReport {
+    const PATH: &str = "/quota";
+    const ABOUT: &str =
+        "streams of quotas, and what each proxy has of each key as JSON; `format=text`, `rule=NAME`, `most=N`";
+    type Query = QuotaQuery;
+    const SUBJECT: Subject = Subject::State;
+
+    fn build(sources: &Sources, query: &QuotaQuery) -> Result<Self, NoReport> {
+        let off = "the rate limit quota service is off (set TOLLKEEPER_RLQS=true and restart)\n";
+        let quota = sources.collector.quota.as_ref().ok_or_else(|| NoReport::for_now(off))?;
+        Ok(quota.build_report(query))
+    }
+
+    fn text(&self, query: &QuotaQuery) -> Option<String> {
+        (query.format == Format::Text).then(|| self.format_text())
+    }
 }
 
-/// `/quota`
-pub(super) async fn show_quota(
-    State(state): State<AppState>,
-    uri: Uri,
-    PageQuery(QuotaQuery { format, most, rule }): PageQuery<QuotaQuery>,
-) -> Response {
-    let Some(quota) = state.collector.quota.clone() else {
-        let what = "the rate limit quota service is off (set TOLLKEEPER_RLQS=true and restart)\n";
-        return respond_text(StatusCode::SERVICE_UNAVAILABLE, what);
-    };
-    let scope = ReportScope { most, rule };
-    let render = move || build_report_page(format, &quota.build_report(&scope), QuotaReport::format_text);
-    state.pages.respond_with_page(&uri, render).await
+impl ReportPage for FleetReport {
+    const PATH: &str = "/fleet";
+    const ABOUT: &str =
+        "all replicas, what is wrong with them, and the keys rejected most, as JSON; `format=text`, as for /top";
+    type Query = FleetQuery;
+    const SUBJECT: Subject = Subject::FleetCounts;
+
+    fn build(sources: &Sources, query: &FleetQuery) -> Result<Self, NoReport> {
+        let service = &sources.collector.service;
+        let blocks = service.decider.blocks.list(service.clock.now());
+        Ok(Self::new(sources.view()?, sources.rules(), query).with_blocks(blocks, query))
+    }
+
+    fn text(&self, query: &FleetQuery) -> Option<String> {
+        (query.format == Format::Text).then(|| self.format_text(query.show))
+    }
 }
 
-/// `/fleet`
-pub(super) async fn show_fleet(
-    State(state): State<AppState>,
-    uri: Uri,
-    CountsPageQuery(query): CountsPageQuery<FleetQuery>,
-) -> Response {
-    let (service, format) = (Arc::clone(&state.collector.service), query.format);
-    let view = state.fleet.get_or_refresh_fleet_view().await;
-    let loaded = service.rules.current_rules_owned();
-    let render = move || {
-        let report = FleetReport::new(&view, loaded.as_ref().map(|loaded| &loaded.rules), &query);
-        let report = report.with_blocks(service.decider.blocks.list(service.clock.now()), &query);
-        build_report_page(format, &report, |report| report.format_text(query.show))
-    };
-    state.pages.respond_with_page(&uri, render).await
+impl ReportPage for AlarmReport {
+    const PATH: &str = "/alarms";
+    const ABOUT: &str = "what is wrong now, with this process and between replicas, as JSON";
+    type Query = IgnoredAny;
+    const SUBJECT: Subject = Subject::FleetState;
+
+    fn build(sources: &Sources, _: &IgnoredAny) -> Result<Self, NoReport> {
+        Ok(Self::new(sources.view()?))
+    }
+}
+
+impl ReportPage for HistoryReport {
+    const PATH: &str = "/history";
+    const ABOUT: &str = "the last hour by minute as JSON: requests, or decisions of the limits of `rule=NAME`";
+    type Query = HistoryQuery;
+    const SUBJECT: Subject = Subject::Counts;
+
+    fn build(sources: &Sources, query: &HistoryQuery) -> Result<Self, NoReport> {
+        Ok(Self::new(&sources.collector, sources.rules(), query))
+    }
+}
+
+impl ReportPage for RuleTextReport {
+    const PATH: &str = "/rule_text?origin=FILE:LINE:COLUMN";
+    const ABOUT: &str = "limits of a loaded rule as a rule file has them, as JSON";
+    type Query = RuleTextQuery;
+    const SUBJECT: Subject = Subject::State;
+
+    fn build(sources: &Sources, query: &RuleTextQuery) -> Result<Self, NoReport> {
+        let what = "no loaded rule has this origin: file:line:column, as in /rules (the rules may have changed)\n";
+        Self::find(sources.loaded()?, &query.origin).ok_or_else(|| NoReport(StatusCode::NOT_FOUND, what.to_owned()))
+    }
+}
+
+impl ReportPage for ProblemsReport {
+    const PATH: &str = "/problems";
+    const ABOUT: &str =
+        "last warnings and errors of the log, errors in rule files with their lines, failures of the store as JSON";
+    type Query = IgnoredAny;
+    const SUBJECT: Subject = Subject::State;
+
+    fn build(sources: &Sources, _: &IgnoredAny) -> Result<Self, NoReport> {
+        Ok(Self::new(&sources.collector))
+    }
+}
+
+impl ReportPage for StoreTotals {
+    const PATH: &str = "/store";
+    const ABOUT: &str = "store statistics as JSON: failed charges, failure policies, leases, replicas";
+    type Query = IgnoredAny;
+    const SUBJECT: Subject = Subject::State;
+
+    fn build(sources: &Sources, _: &IgnoredAny) -> Result<Self, NoReport> {
+        Ok(sources.collector.service.decider.build_store_totals())
+    }
+}
+
+impl ReportPage for LoadStatus {
+    const PATH: &str = "/rlconfig/status";
+    const ABOUT: &str = "version, files and last error of the configuration as JSON";
+    type Query = IgnoredAny;
+    const SUBJECT: Subject = Subject::State;
+
+    fn build(sources: &Sources, _: &IgnoredAny) -> Result<Self, NoReport> {
+        Ok(sources.collector.service.rules.status())
+    }
 }
 
 /// `/live`
 pub(super) async fn show_live(State(state): State<AppState>, address: Option<Extension<ClientAddress>>) -> Response {
     if state.collector.service.decider.metrics.is_off() {
-        return respond_metrics_off();
+        return respond_text(StatusCode::SERVICE_UNAVAILABLE, METRICS_OFF);
     }
     let peer = address.map_or(Ipv4Addr::LOCALHOST.into(), |Extension(ClientAddress(address))| address.ip());
     let events = stream::unfold(state.live.subscribe(peer), |mut listener| async move {
@@ -206,13 +359,6 @@ pub(super) async fn show_live(State(state): State<AppState>, address: Option<Ext
         Some((Ok::<_, Infallible>(Event::default().data(&*event)), listener))
     });
     Sse::new(events).into_response()
-}
-
-fn build_report_page<T: Serialize>(format: Format, report: &T, as_text: impl FnOnce(&T) -> String) -> Option<Page> {
-    match format {
-        Format::Json => to_pretty_json(report).ok().map(Page::json),
-        Format::Text => Some(Page::text(as_text(report))),
-    }
 }
 
 const US_PER_MINUTE: u64 = 60_000_000;
@@ -234,71 +380,5 @@ pub async fn record_history_each_minute(collector: MetricsCollector, pages: Page
         };
         // Without a thread the next minute has the counts of both.
         let _ = pages.run_one_at_a_time(record).await;
-    }
-}
-
-/// `/history`
-pub(super) async fn show_history(
-    State(state): State<AppState>,
-    uri: Uri,
-    CountsPageQuery(query): CountsPageQuery<HistoryQuery>,
-) -> Response {
-    let collector = state.collector.clone();
-    let build = move || {
-        let loaded = collector.service.rules.current_rules_owned();
-        let report = HistoryReport::new(&collector, loaded.as_ref().map(|loaded| &loaded.rules), &query);
-        serde_json::to_string(&report).ok().map(Page::json)
-    };
-    state.pages.respond_with_page(&uri, build).await
-}
-
-/// `/alarms`
-pub(super) async fn show_alarms(State(state): State<AppState>, uri: Uri) -> Response {
-    let view = state.fleet.get_or_refresh_fleet_view().await;
-    let build = move || to_pretty_json(&AlarmReport::new(&view)).ok().map(Page::json);
-    state.pages.respond_with_page(&uri, build).await
-}
-
-/// `/rule_text`
-pub(super) async fn show_rule_text(
-    State(state): State<AppState>,
-    uri: Uri,
-    PageQuery(query): PageQuery<RuleTextQuery>,
-) -> Response {
-    let Some(loaded) = state.collector.service.rules.current_rules_owned() else { return respond_no_rules() };
-    let build = move || match RuleTextReport::find(&loaded, &query.origin) {
-        Some(report) => to_pretty_json(&report).ok().map(Page::json),
-        None => {
-            let what = "no loaded rule has this origin: file:line:column, as in /rules (the rules may have changed)\n";
-            Some(Page::error(StatusCode::NOT_FOUND, what.to_owned()))
-        }
-    };
-    state.pages.respond_with_page(&uri, build).await
-}
-
-/// Query of a page; an invalid one is responded to with status 400.
-pub(super) struct PageQuery<Q>(Q);
-
-/// Query of a page about counts: as [`PageQuery`], and status 503 if nothing is counted.
-pub(super) struct CountsPageQuery<Q>(Q);
-
-impl<Q: DeserializeOwned> FromRequestParts<AppState> for PageQuery<Q> {
-    type Rejection = Response;
-
-    async fn from_request_parts(parts: &mut Parts, _: &AppState) -> Result<Self, Self::Rejection> {
-        let query: Result<Query<Q>, QueryRejection> = Query::try_from_uri(&parts.uri);
-        query.map(|Query(query)| Self(query)).map_err(|rejection| respond_bad_query(&rejection))
-    }
-}
-
-impl<Q: DeserializeOwned> FromRequestParts<AppState> for CountsPageQuery<Q> {
-    type Rejection = Response;
-
-    async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self, Self::Rejection> {
-        let PageQuery(query) = PageQuery::from_request_parts(parts, state).await?;
-        match state.collector.service.decider.metrics.is_off() {
-            true => Err(respond_metrics_off()),
-            false => Ok(Self(query)),
-        }
     }
 }

@@ -1,6 +1,6 @@
-//! Pages about the process: health, loaded rules, the store, and what is wrong (`/problems`).
+//! Pages about the process: health, loaded rules, and what is wrong (`/problems`).
 //!
-//! Decides: `/healthcheck`, `/readyz`, `/rlconfig` and `/rlconfig/status` without rules.
+//! Decides: `/healthcheck`, `/readyz` and `/rlconfig` without rules.
 //! Decides: the header with the version of the rules.
 
 use std::collections::BTreeMap;
@@ -14,7 +14,7 @@ use serde::Serialize;
 use super::app_state::AppState;
 use super::page_builder::Page;
 use super::response::{respond_error, respond_internal_error, respond_text};
-use crate::base::text::{escape_unprintable, to_pretty_json};
+use crate::base::text::escape_unprintable;
 use crate::rules::live::RuleProblem;
 use crate::rules::rule::rlconfig;
 use crate::serve::metrics_collector::MetricsCollector;
@@ -56,29 +56,9 @@ pub(super) async fn show_rlconfig(State(state): State<AppState>, uri: Uri) -> Re
     state.pages.respond_with_page(&uri, build).await
 }
 
-/// `/rlconfig/status`: version and files of the loaded rules, and the last error.
-pub(super) async fn show_rlconfig_status(State(state): State<AppState>, uri: Uri) -> Response {
-    let service = Arc::clone(&state.collector.service);
-    state.pages.respond_with_page(&uri, move || to_pretty_json(&service.rules.status()).ok().map(Page::json)).await
-}
-
-/// `/problems`: warnings, errors and failures.
-pub(super) async fn show_problems(State(state): State<AppState>, uri: Uri) -> Response {
-    let collector = state.collector.clone();
-    let build = move || to_pretty_json(&ProblemsReport::new(&collector)).ok().map(Page::json);
-    state.pages.respond_with_page(&uri, build).await
-}
-
-/// `/store`: statistics of the store.
-pub(super) async fn show_store(State(state): State<AppState>, uri: Uri) -> Response {
-    let service = Arc::clone(&state.collector.service);
-    let build = move || to_pretty_json(&service.decider.build_store_totals()).ok().map(Page::json);
-    state.pages.respond_with_page(&uri, build).await
-}
-
 /// Warnings, errors and failures of this process.
 #[derive(Clone, Debug, Serialize)]
-struct ProblemsReport {
+pub(super) struct ProblemsReport {
     /// Last warnings and errors of the log, the oldest first.
     log: Vec<LoggedProblem>,
     /// Errors of the last attempt to load rules, if it failed, with the lines around each.
@@ -95,7 +75,7 @@ struct ProblemsReport {
 
 impl ProblemsReport {
     /// Computes the report of this moment.
-    fn new(collector: &MetricsCollector) -> Self {
+    pub(super) fn new(collector: &MetricsCollector) -> Self {
         let service = &collector.service;
         let store = service.decider.build_store_totals();
         Self {

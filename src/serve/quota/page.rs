@@ -22,10 +22,14 @@ use crate::limit::division::assignment::Strategy;
 use crate::limit::division::divided_limit::AssignmentForm;
 use crate::limit::division::holder::{HolderReport, ShareHolder};
 use crate::limit::request::Entry;
+use crate::serve::report::Format;
 
-/// What a report shows.
-#[derive(Clone, Debug, Default)]
-pub struct ReportScope {
+/// Query of `/quota`.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct QuotaQuery {
+    /// Format of the report.
+    pub format: Format,
     /// Maximum number of streams, and of keys: 1 to 10 000, default 100.
     pub most: Option<usize>,
     /// Name of a rule, whose keys are shown.
@@ -128,7 +132,7 @@ pub struct KeyReport {
 
 impl QuotaService {
     /// Builds the report.
-    pub fn build_report(&self, query: &ReportScope) -> QuotaReport {
+    pub fn build_report(&self, query: &QuotaQuery) -> QuotaReport {
         let now = self.service.clock.now();
         let most = query.most.unwrap_or(DEFAULT_SHOWN_ROWS).clamp(1, MAX_SHOWN_ROWS);
         let mut handles: Vec<_> = self.stream_handles();

@@ -6,28 +6,26 @@ import { keyLink, listBlocks, rejectedTable, sharesOf } from './keys.js';
 import { adminRequest, ask, getJson, readAddress, request, searchInput, tell, withQuery, writeState } from './server.js';
 
 /** Parts of decisions by what became of the request; `local` split into passed and rejected. */
-function verdictParts(verdicts, localRejected) {
+function verdictParts(verdicts) {
   return [
     ['ok', 'passed', verdicts.ok],
     ['over_limit', 'rejected', verdicts.over_limit],
     ['shadow', 'over the limit in shadow mode', verdicts.shadow],
-    ['policy', 'local: passed', Math.max(verdicts.local - localRejected, 0)],
-    ['policy_rejected', 'local: rejected', localRejected],
+    ['policy', 'local: passed', Math.max(verdicts.local - verdicts.local_rejected, 0)],
+    ['policy_rejected', 'local: rejected', verdicts.local_rejected],
     ['policy', 'allow', verdicts.allow],
     ['policy_rejected', 'deny', verdicts.deny],
     ['other', 'error, or a candidate that was not charged', verdicts.error],
   ].map(([kind, title, count]) => ({ kind, title, count }));
 }
 
-function decisionsCard(title, perSecond, verdicts, localRejected) {
-  const parts = verdictParts(verdicts, localRejected);
+function decisionsOf(title, { decisions_per_s: perSecond, verdicts }) {
+  const parts = verdictParts(verdicts);
   const all = parts.reduce((sum, { count }) => sum + count, 0);
   const shown = parts.filter(({ count }, at) => at < 2 || count > 0);
   return figure(title, rate(perSecond), 'per second', mix(parts),
     element('p', { class: 'legend' }, shown.map(({ kind, title: name, count }) => element('span', {}, span(`sample ${kind}`), `${name} ${share(count, all)}`))));
 }
-
-const decisionsOf = (title, { decisions_per_s: perSecond, verdicts }) => decisionsCard(title, perSecond, verdicts, verdicts.local_rejected);
 
 const requestFigures = (recent) => [
   figure('Requests', rate(recent.calls_per_s), 'per second'),
@@ -163,8 +161,6 @@ function otherReplica(main, incarnation) {
   };
 }
 
-const perSecond = (point, count) => (point.interval_us > 0 ? (count * 1e6) / point.interval_us : 0);
-
 function thisReplica(main, { live, alarms }) {
   const figures = element('div');
   const state = grid();
@@ -176,30 +172,29 @@ function thisReplica(main, { live, alarms }) {
       update(figures, alarmList(alarms()), soft('Waiting for the first figures.'));
       return;
     }
-    const series = (pick) => live.points.map((point) => perSecond(point, pick(point)));
-    const requests = series((point) => point.requests);
-    const rejected = series((point) => point.rejected);
-    const decisions = Object.values(last.verdicts).reduce((sum, count) => sum + count, 0);
+    const requests = live.points.map(({ recent }) => recent.calls_per_s);
+    const rejected = live.points.map(({ recent }) => recent.rejected_per_s);
+    const { latency_us: bounds } = last.recent;
     const time = duration(live.points.reduce((sum, point) => sum + point.interval_us, 0));
     const highest = (list) => soft(`${time}, highest ${rate(Math.max(...list))}`);
-    const latency = live.points.map((point) => point.latency_us?.p99 ?? 0);
+    const latency = live.points.map(({ recent }) => recent.latency_us?.p99 ?? 0);
     update(figures, alarmList(alarms()),
       element('h2', {}, 'Requests'),
       grid(
         figure('Requests', rate(requests.at(-1)), 'per second', sparkline(requests, 'requests', `Requests per second in the last ${time}`), highest(requests)),
         figure('Rejected requests', rate(rejected.at(-1)), 'per second', sparkline(rejected, 'rejected', `Rejected requests per second in the last ${time}`), highest(rejected)),
-        figure('Latency of decisions, p99', duration(last.latency_us?.p99), 'at most', sparkline(latency, 'latency', '99th percentile of latency'),
-          soft(`p50 ${atMost(last.latency_us?.p50)} · p90 ${atMost(last.latency_us?.p90)} · p99.9 ${atMost(last.latency_us?.p999)}`))),
+        figure('Latency of decisions, p99', duration(bounds?.p99), 'at most', sparkline(latency, 'latency', '99th percentile of latency'),
+          soft(`p50 ${atMost(bounds?.p50)} · p90 ${atMost(bounds?.p90)} · p99.9 ${atMost(bounds?.p999)}`))),
       element('h2', {}, 'Limits'),
-      grid(decisionsCard('Decisions of limits; a request may have several', perSecond(last, decisions), last.verdicts, last.local_rejected)));
+      grid(decisionsOf('Decisions of limits; a request may have several', last.recent)));
     const { store, rules, replicas } = last;
     update(state,
       card('This process', element('p', { class: last.ready ? 'good' : 'bad' }, last.ready ? 'ready' : `not ready: ${last.not_ready_reason}`),
         last.draining && element('p', { class: 'warn' }, 'stopping')),
       card('Store', element('p', { class: store.available ? 'good' : 'bad' }, `${store.kind}: ${store.available ? 'available' : 'lost'}`),
-        details([['Servers', number(store.nodes)], ['Connections', number(store.connections)], ['Servers not used', number(store.available ? store.breakers_open : store.nodes)], ['Failed charges per second', rate(perSecond(last, store.failed_charges))]])),
-      card('Rules', element('p', { class: rules.reload_failed ? 'bad' : 'good' }, rules.reload_failed ? 'the last reload failed' : 'loaded'),
-        details([['Version', rules.source_version ?? rules.version], ['Loaded', rules.loaded_at_us ? timeOf(rules.loaded_at_us / 1000) : '–'], ['Domains', number(rules.domains)], ['Limits', number(rules.limits)]])),
+        details([['Servers', number(store.servers)], ['Connections', number(store.connections)], ['Servers not used', number(store.available ? store.breakers_open : store.servers)], ['Failed charges per second', rate(last.recent.failed_charges_per_s)]])),
+      card('Rules', element('p', { class: rules.load_failed ? 'bad' : 'good' }, rules.load_failed ? 'the last reload failed' : 'loaded'),
+        details([['Version', rules.version ?? rules.number], ['Loaded', rules.loaded_at_us ? timeOf(rules.loaded_at_us / 1000) : '–'], ['Domains', number(rules.domains)], ['Limits', number(rules.limits)]])),
       card('Replicas', para(replicas ? `${number(replicas.live)} live` : 'counted with Redis only'),
         replicas && details([['Slot', replicas.slot ?? 'none']]), para(link('#/fleet', 'All replicas'))));
   };

@@ -2,7 +2,8 @@
 
 use tollkeeper::base::clock::Time;
 use tollkeeper::serve::fleet::findings::{find_differences, find_problems};
-use tollkeeper::serve::fleet::summary::{PublishedKeyForm, ReplicaSummary, StoreSummary};
+use tollkeeper::serve::fleet::summary::{PublishedKeyForm, ReplicaSummary};
+use tollkeeper::serve::status::StoreStatus;
 
 const NOW: Time = Time::from_secs(61);
 
@@ -12,7 +13,7 @@ type Change = fn(&mut ReplicaSummary);
 fn usual(name: &str) -> ReplicaSummary {
     let mut summary = ReplicaSummary { name: name.to_owned(), build: "1".to_owned(), ..ReplicaSummary::default() };
     summary.rules.hash = "a".to_owned();
-    summary.store = StoreSummary { available: true, servers: 1, ..StoreSummary::default() };
+    summary.store = StoreStatus { available: true, servers: 1, ..StoreStatus::default() };
     (summary.recent.calls, summary.recent.span_us) = (1000, 60_000_000);
     summary.published_us = 60_000_000;
     summary

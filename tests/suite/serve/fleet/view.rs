@@ -4,8 +4,9 @@ use tollkeeper::base::clock::Time;
 use tollkeeper::serve::fleet::authentication::{SummaryError, encode_summary};
 use tollkeeper::serve::fleet::findings::Finding;
 use tollkeeper::serve::fleet::report::FleetReport;
-use tollkeeper::serve::fleet::summary::{LATENCY_BOUNDS_VERSION, LatencySummary, ReplicaSummary, SUMMARY_VERSION};
+use tollkeeper::serve::fleet::summary::{ReplicaSummary, SUMMARY_VERSION};
 use tollkeeper::serve::fleet::view::FleetViewBuilder;
+use tollkeeper::serve::status::{LATENCY_BOUNDS_VERSION, LatencyHistogram};
 use tollkeeper::telemetry::metrics::histogram::BUCKET_BOUNDS_US;
 
 const NOW_US: u64 = 1_800_000_000_000_000;
@@ -19,7 +20,7 @@ fn summary(incarnation: &str) -> ReplicaSummary {
         ..ReplicaSummary::default()
     };
     let counts = vec![1; BUCKET_BOUNDS_US.len() + 1];
-    summary.recent.latency = LatencySummary { bounds: LATENCY_BOUNDS_VERSION, counts };
+    summary.recent.latency = LatencyHistogram { bounds: LATENCY_BOUNDS_VERSION, counts };
     summary
 }
 
