@@ -6,7 +6,19 @@
 //!
 //! Decides: alignment of columns in printed tables, wide characters included.
 
+use serde::{Deserialize, Serialize};
 use unicode_width::UnicodeWidthStr as _;
+
+/// Format of a report.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Format {
+    /// JSON, for programs.
+    #[default]
+    Json,
+    /// Tables, for people.
+    Text,
+}
 
 /// Alignment of cells that begin with a digit or a minus sign; all others are aligned left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -144,12 +144,11 @@ fn operator_pages() -> [PageRow; 11] {
 
 /// List of the pages of the debug listener.
 static DEBUG_PAGE_LIST: LazyLock<String> = LazyLock::new(|| {
-    let console = "/: the console in a browser, this list elsewhere";
     let pages = probe_pages().into_iter().chain(report_pages()).chain(operator_pages());
-    let mut lines: Vec<String> = pages.map(|(path, about, _)| format!("{path}: {about}")).collect();
-    lines.push(console.to_owned());
-    lines.sort_unstable();
-    lines.join("\n") + "\n"
+    let mut pages: Vec<(&str, &str)> = pages.map(|(path, about, _)| (path, about)).collect();
+    pages.push(("/", "the console in a browser, this list elsewhere"));
+    pages.sort_unstable();
+    pages.iter().fold(String::new(), |list, (path, about)| list + path + ": " + about + "\n")
 });
 
 fn add_pages(router: Router<AppState>, pages: impl IntoIterator<Item = PageRow>) -> Router<AppState> {

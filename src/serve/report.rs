@@ -4,7 +4,7 @@
 //! that the debug listener and the command line share. The reports here are about this process; the one about all
 //! replicas is in `fleet/report`.
 //!
-//! This file has what the reports share: their format, the words of a search, and the domains of their rows. Metrics
+//! This file has what the reports share: the words of a search, and the domains of their rows. Metrics
 //! replace some characters of a domain by `_`, so a name there may stand for several domains. A row has a domain only
 //! if it is certain, because an operator resets counters by it.
 
@@ -22,17 +22,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::rules::rule::set::RuleSet;
 use crate::telemetry::metrics::limit_stats::LimitName;
-
-/// Format of a report.
-#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Format {
-    /// JSON, for programs.
-    #[default]
-    Json,
-    /// Tables, for people.
-    Text,
-}
 
 /// Maximum length of the text of a search in bytes.
 const MAX_SEARCH_BYTES: usize = 256;

@@ -6,9 +6,9 @@ use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
 use super::metrics_collector::MetricsCollector;
-use super::report::history::read_request_totals;
 use crate::base::clock::to_micros;
 use crate::base::text::truncate_to_bytes;
+use crate::limit::StoreFailurePolicy;
 use crate::telemetry::decision_history::RequestTotals;
 use crate::telemetry::metrics::histogram::{BUCKET_BOUNDS_US, quantile_bound_us};
 use crate::telemetry::metrics::limit_stats::LimitStat;
@@ -150,6 +150,19 @@ pub struct DecisionTotals {
     /// Descriptors that matched no rule.
     unmatched: u64,
     verdicts: DecisionsByVerdict,
+}
+
+/// Reads the totals of all requests.
+pub fn read_request_totals(collector: &MetricsCollector) -> RequestTotals {
+    let decider = &collector.service.decider;
+    let decisions = decider.metrics.decisions.snapshot();
+    RequestTotals {
+        // Charges of the memory store are not counted, and do not fail by a server.
+        charges: decider.store.stats().shared.map_or(decisions.observation_count(), |shared| shared.charges),
+        failed_by_policy: StoreFailurePolicy::ALL.map(|policy| decider.policy_decided_charge_count(policy)),
+        decisions,
+        rejected: decider.metrics.rejected_request_count(),
+    }
 }
 
 impl RulesStatus {

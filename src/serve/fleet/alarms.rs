@@ -12,7 +12,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use tokio::time::Instant;
 
-use super::findings::{Finding, MAX_FINDING_TEXT_BYTES, MAX_FINDINGS, format_minute_of_day};
+use super::finding::{Finding, MAX_FINDING_TEXT_BYTES, MAX_FINDINGS, format_minute_of_day};
 use super::rejection_rise::{RejectionRise, find_most_risen_limit, find_rise_after_load};
 use crate::base::clock::{Time, shorten_in_tests, to_micros};
 use crate::base::text::{escape_unprintable, truncate_and_escape, truncate_to_bytes};
@@ -21,8 +21,8 @@ use crate::rules::rule::near_miss::MissReason;
 use crate::rules::rule::set::CompiledRule;
 use crate::rules::xds::status::StreamState;
 use crate::serve::metrics_collector::MetricsCollector;
-use crate::serve::report::history::read_request_totals;
 use crate::serve::report::unmatched::{UnmatchedFinding, UnmatchedQuery, UnmatchedReport, UnmatchedRow};
+use crate::serve::status::read_request_totals;
 use crate::store::client::server_status::ServerStatus;
 use crate::telemetry::decision_history::RequestMinute;
 use crate::telemetry::listener_stats::OutgoingTlsConnection;

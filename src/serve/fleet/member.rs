@@ -15,7 +15,8 @@ use tokio::task::spawn_blocking;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 
 use super::authentication::{AuthenticationKey, add_authentication_code, encode_summary};
-use super::findings::{FirstSeen, find_problems};
+use super::differences::find_problems;
+use super::finding::FirstSeen;
 use super::redis_client::{FleetRedisClient, PUBLISH_INTERVAL, RedisTime};
 use super::replica_summary_builder::{
     ReplicaFacts, ReplicaSummaryBuilder, build_own_summary, build_view_of_this_replica,

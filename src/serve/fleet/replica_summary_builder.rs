@@ -12,7 +12,7 @@ use serde::Serialize;
 use tokio::time::Instant;
 
 use super::alarms::find_own_alarms;
-use super::findings::{Finding, FirstSeen};
+use super::finding::{Finding, FirstSeen};
 use super::merge_keys::MAX_BUSY_KEYS;
 use super::summary::*;
 use super::view::{FleetView, FleetViewBuilder};

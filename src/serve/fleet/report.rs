@@ -9,16 +9,17 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::findings::{Finding, abbreviate_hash, is_silent};
+use super::differences::{abbreviate_hash, is_silent};
+use super::finding::Finding;
 use super::summary::{BlocksSummary, PublishedKeyForm, ReplicaSummary};
 use super::view::FleetView;
 use crate::base::text::{escape_unprintable, truncate_and_escape};
-use crate::base::text_table::{NumberAlignment, format_table};
+use crate::base::text_table::{Format, NumberAlignment, format_table};
 use crate::decide::blocks::Block;
 use crate::rules::rule::set::RuleSet;
 use crate::serve::quota::page::QuotaTotals;
+use crate::serve::report::DomainsByMetricName;
 use crate::serve::report::top::{TopQuery, TopReport, TopTextContent};
-use crate::serve::report::{DomainsByMetricName, Format};
 use crate::serve::status::{RecentDecisionRates, RulesStatus, StoreStatus};
 
 /// Query of `/fleet`.

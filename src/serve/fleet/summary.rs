@@ -8,7 +8,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::findings::Finding;
+use super::finding::Finding;
 use crate::serve::quota::page::QuotaTotals;
 use crate::serve::status::{RecentDecisions, RulesStatus, StoreStatus};
 
@@ -40,7 +40,7 @@ pub struct ReplicaSummary {
     pub slot: Option<u32>,
     /// State of the store.
     pub store: StoreStatus,
-    /// What is wrong with the replica, at most [`MAX_FINDINGS`](super::findings::MAX_FINDINGS).
+    /// What is wrong with the replica, at most [`MAX_FINDINGS`](super::finding::MAX_FINDINGS).
     pub findings: Vec<Finding>,
     /// Decisions of about the last minute.
     pub recent: RecentDecisions,

@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::authentication::{AuthenticationKey, SummaryError, decode_summary};
-use super::findings::{Finding, MAX_FINDINGS, join_findings};
+use super::finding::{Finding, MAX_FINDINGS, join_findings};
 use super::merge_keys::{MergedBusiestKeys, MergedRejectedKeys};
 use super::redis_client::SUMMARY_LIFETIME;
 use super::summary::ReplicaSummary;

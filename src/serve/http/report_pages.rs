@@ -29,6 +29,7 @@ use super::page_builder::{Page, PageBuilder};
 use super::response::{METRICS_OFF, NO_RULES, respond_bad_query, respond_text};
 use super::status_pages::ProblemsReport;
 use crate::base::text::to_pretty_json;
+use crate::base::text_table::Format;
 use crate::decide::log::value_form::ValueForm;
 use crate::decide::store_totals::StoreTotals;
 use crate::limit::StoreFailurePolicy;
@@ -38,13 +39,14 @@ use crate::serve::fleet::report::{AlarmReport, FleetQuery, FleetReport};
 use crate::serve::fleet::view::FleetView;
 use crate::serve::metrics_collector::MetricsCollector;
 use crate::serve::quota::page::{QuotaQuery, QuotaReport};
-use crate::serve::report::history::{HistoryQuery, HistoryReport, read_request_totals};
+use crate::serve::report::DomainsByMetricName;
+use crate::serve::report::history::{HistoryQuery, HistoryReport};
 use crate::serve::report::rejections::{RejectionsQuery, RejectionsReport};
 use crate::serve::report::rule_text::{RuleTextQuery, RuleTextReport};
 use crate::serve::report::rules::{RuleUsageReport, RulesQuery};
 use crate::serve::report::top::{TopQuery, TopReport};
 use crate::serve::report::unmatched::{UnmatchedQuery, UnmatchedReport};
-use crate::serve::report::{DomainsByMetricName, Format};
+use crate::serve::status::read_request_totals;
 
 /// A report that a page shows.
 pub(super) trait ReportPage: Serialize + Sized + 'static {

@@ -13,7 +13,7 @@ use super::service::QuotaService;
 use super::stream_handle::StreamHandle;
 use crate::base::clock::Time;
 use crate::base::text::escape_unprintable;
-use crate::base::text_table::{NumberAlignment, format_table};
+use crate::base::text_table::{Format, NumberAlignment, format_table};
 use crate::decide::decision::DecisionContext;
 use crate::decide::explain::{ExplainedProxyShares, LimitShareReport, ProxyShareReport};
 use crate::decide::key_text::KeyEntry;
@@ -22,7 +22,6 @@ use crate::limit::division::assignment::Strategy;
 use crate::limit::division::divided_limit::AssignmentForm;
 use crate::limit::division::holder::{HolderReport, ShareHolder};
 use crate::limit::request::Entry;
-use crate::serve::report::Format;
 
 /// Query of `/quota`.
 #[derive(Clone, Debug, Default, Deserialize)]

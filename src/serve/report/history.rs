@@ -7,11 +7,11 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::limit::StoreFailurePolicy;
 use crate::rules::live::LoadRecord;
 use crate::rules::rule::set::RuleSet;
 use crate::serve::metrics_collector::MetricsCollector;
-use crate::telemetry::decision_history::{MinuteCounts, RequestMinute, RequestTotals};
+use crate::serve::status::read_request_totals;
+use crate::telemetry::decision_history::{MinuteCounts, RequestMinute};
 use crate::telemetry::metrics::limit_stats::LimitStats;
 
 /// Query of `/history`.
@@ -73,19 +73,6 @@ pub struct LimitSeries {
     pub rejected: Vec<u32>,
     /// Decisions that exceeded the limit in shadow mode.
     pub exceeded_in_shadow: Vec<u32>,
-}
-
-/// Reads the totals of all requests.
-pub fn read_request_totals(collector: &MetricsCollector) -> RequestTotals {
-    let decider = &collector.service.decider;
-    let decisions = decider.metrics.decisions.snapshot();
-    RequestTotals {
-        // Charges of the memory store are not counted, and do not fail by a server.
-        charges: decider.store.stats().shared.map_or(decisions.observation_count(), |shared| shared.charges),
-        failed_by_policy: StoreFailurePolicy::ALL.map(|policy| decider.policy_decided_charge_count(policy)),
-        decisions,
-        rejected: decider.metrics.rejected_request_count(),
-    }
 }
 
 impl HistoryReport {

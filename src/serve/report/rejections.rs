@@ -9,10 +9,10 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::top::parse_shown_entries;
-use super::{DomainsByMetricName, Format, UnenforcedMode};
+use super::{DomainsByMetricName, UnenforcedMode};
 use crate::base::clock::Time;
 use crate::base::text::escape_unprintable;
-use crate::base::text_table::{NumberAlignment, format_table};
+use crate::base::text_table::{Format, NumberAlignment, format_table};
 use crate::decide::key_text::KeyEntry;
 use crate::telemetry::metrics::limit_stats::LimitName;
 use crate::telemetry::top_keys::TopKeys;

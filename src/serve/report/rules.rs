@@ -14,11 +14,11 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::{DomainsByMetricName, Format, SearchWords};
+use super::{DomainsByMetricName, SearchWords};
 use crate::base::clock::Time;
 use crate::base::named_enum::named_enum;
 use crate::base::text::escape_unprintable;
-use crate::base::text_table::{NumberAlignment, format_table};
+use crate::base::text_table::{Format, NumberAlignment, format_table};
 use crate::limit::Limit;
 use crate::limit::algorithm::CapacityRuleKey;
 use crate::rules::rule::set::{CompiledRule, RuleSet};

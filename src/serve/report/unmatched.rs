@@ -7,11 +7,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::Format;
 use super::top::parse_shown_entries;
 use crate::base::clock::Time;
 use crate::base::text::{escape_unprintable, truncate_and_escape};
-use crate::base::text_table::{NumberAlignment, format_table};
+use crate::base::text_table::{Format, NumberAlignment, format_table};
 use crate::decide::key_text::KeyEntry;
 use crate::rules::rule::near_miss::{MissReason, NearMiss, PossibleEntry};
 use crate::rules::rule::set::{DomainRules, RuleSet};

@@ -371,7 +371,8 @@ descriptors:
         (get_json(&server, "/problems")["store_available"] == false).then_some(())
     });
     std::thread::scope(|scope| {
-        let live = scope.spawn(|| wait_for_live(&server, |event| event["recent"]["rejected_per_s"].as_f64() > Some(0.0)));
+        let live =
+            scope.spawn(|| wait_for_live(&server, |event| event["recent"]["rejected_per_s"].as_f64() > Some(0.0)));
         while !live.is_finished() {
             charge(&server, "shop", "bob", 5);
         }

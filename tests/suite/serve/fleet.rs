@@ -1,7 +1,7 @@
 //! `/fleet` and `top --fleet`: all replicas of one Redis, each of which shows the same.
 
 mod alarms;
-mod findings;
+mod differences;
 mod merge_keys;
 mod rejection_rise;
 mod summary;

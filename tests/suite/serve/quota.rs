@@ -77,7 +77,7 @@ fn refused_stream_is_logged_once_and_is_an_alarm() {
     }
     let log = server.stderr();
     assert_eq!(log.matches("set TOLLKEEPER_RLQS=true and restart").count(), 1, "{log}");
-    assert!(alarms().contains("rlqs_off"), "{}", alarms());
+    wait_for("the alarm", || alarms().contains("rlqs_off").then_some(()));
     let problems = http::get(server.debug_port(), "/problems").send().text();
     assert!(problems.contains("a quota stream was refused"), "{problems}");
 }

@@ -11,12 +11,12 @@ use tollkeeper::rules::live::RuleSetOrigin;
 use tollkeeper::rules::rule::set::RuleSet;
 use tollkeeper::rules::yaml::DocumentSelection;
 use tollkeeper::serve::fleet::alarms::find_own_alarms;
-use tollkeeper::serve::fleet::findings::FirstSeen;
+use tollkeeper::serve::fleet::finding::FirstSeen;
 use tollkeeper::serve::grpc::decode;
 use tollkeeper::serve::grpc::service::{DEFAULT_CALLER_DEADLINE, RateLimitService};
 use tollkeeper::serve::health::{Health, HealthRequirements};
 use tollkeeper::serve::metrics_collector::MetricsCollector;
-use tollkeeper::serve::report::history::read_request_totals;
+use tollkeeper::serve::status::read_request_totals;
 use tollkeeper::store::health::StoreHealth;
 
 use kit::fixtures::shop_request;
@@ -318,7 +318,7 @@ fn rejections_that_rise_after_a_load_name_the_load_and_the_limit() {
     pass_minute(&collector);
     assert_eq!(rises(&collector), [""; 0], "the minute of the load has requests of both sets");
     pass_minute(&collector);
-    let expected = "rejections rose from 4 % to 86 % of the requests after rules were loaded at 08:10 UTC (set 3 of this \
+    let expected = "rejections rose from 4 % to 86 % of the requests after rules were loaded at 08:10 UTC (set 3 of the \
                     process): most by shop.user, from 0 to 45 decisions a minute; the load: shop.user 1000 -> 10 a minute; \
                     1 changed, 0 added, 0 removed";
     assert_eq!(rises(&collector), [expected]);

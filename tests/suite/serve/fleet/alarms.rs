@@ -11,7 +11,7 @@ use tollkeeper::serve::fleet::alarms::RequestGap;
 use tollkeeper::serve::fleet::alarms::find_hot_key;
 use tollkeeper::serve::fleet::alarms::find_request_gap;
 use tollkeeper::serve::fleet::alarms::limits_left_out_of_hot_key_alarm;
-use tollkeeper::serve::fleet::findings::ADVICE;
+use tollkeeper::serve::fleet::finding::ADVICE;
 use tollkeeper::telemetry::decision_history::RequestMinute;
 use tollkeeper::telemetry::metrics::limit_stats::LimitName;
 use tollkeeper::telemetry::top_keys::RejectedKey;

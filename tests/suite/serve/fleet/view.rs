@@ -2,7 +2,7 @@
 
 use tollkeeper::base::clock::Time;
 use tollkeeper::serve::fleet::authentication::{SummaryError, encode_summary};
-use tollkeeper::serve::fleet::findings::Finding;
+use tollkeeper::serve::fleet::finding::Finding;
 use tollkeeper::serve::fleet::report::FleetReport;
 use tollkeeper::serve::fleet::summary::{ReplicaSummary, SUMMARY_VERSION};
 use tollkeeper::serve::fleet::view::FleetViewBuilder;

@@ -1,7 +1,7 @@
 //! Differences between replicas, and their problems.
 
 use tollkeeper::base::clock::Time;
-use tollkeeper::serve::fleet::findings::{find_differences, find_problems};
+use tollkeeper::serve::fleet::differences::{find_differences, find_problems};
 use tollkeeper::serve::fleet::summary::{PublishedKeyForm, ReplicaSummary};
 use tollkeeper::serve::status::StoreStatus;
 
