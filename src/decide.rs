@@ -6,7 +6,7 @@
 //! here and nowhere else.
 //!
 //! Decides: an empty domain or list of descriptors (INVALID_ARGUMENT).
-//! Decides: the answer while no rules are loaded (`check_request_and_get_rules`), and with too much backtracking.
+//! Decides: the answer while no rules are loaded (`prepare_request`), and with too much backtracking.
 //! Decides: which requests a block rejects: over RLS, no release, none in shadow mode (`find_block`).
 //! Decides: the log of requests without a decision (`log_undecided_request`).
 
@@ -15,6 +15,7 @@ pub mod log;
 pub mod blocks;
 pub mod slot_entries;
 pub mod key_text;
+pub mod prepared_request;
 mod selection;
 pub mod table_rows;
 mod store_failures;
@@ -48,9 +49,9 @@ use self::decided_request::DecidedRequest;
 use self::merge::{build_block_rejection, merge_outcomes};
 use self::metrics::MetricsRecorder;
 use self::outcome::DescriptorOutcome;
+use self::prepared_request::PreparedRequest;
 use self::results::DescriptorResults;
-use self::selection::{RequestWithSelections, RulesAtTime, Selection, select_limits};
-use self::slot_entries::RequestAndSlotUses;
+use self::selection::{RequestWithSelections, select_limits};
 use self::store_failures::FailedChargeCounters;
 use self::table_rows::PlanRowReader;
 use self::tap::DecisionTap;
@@ -59,8 +60,6 @@ use crate::decide::log::DecisionLog;
 use crate::decide::log::value_form::ValueForm;
 use crate::limit::StoreFailurePolicy;
 use crate::limit::request::{Hits, Request};
-use crate::limit::slot::SlotUse;
-use crate::rules::rule::set::RuleSet;
 use crate::settings::decisions::DecisionSettings;
 use crate::settings::redis::TableLookupSettings;
 use crate::store::Store;
@@ -122,22 +121,19 @@ impl Decider {
         context: DecisionContext<'r>,
         request: &Request<'_>,
     ) -> Result<Decision<'r>, DecideError> {
-        let separated = self.separate_slot_entries(context, request)?;
-        let is_release = separated.as_deref().is_some_and(RequestAndSlotUses::is_release);
-        let (request, uses) = RequestAndSlotUses::parts_or_whole_request(separated.as_deref(), request);
-        if let Some(blocked) = self.find_block(context, request).filter(|_| !is_release) {
-            return Box::pin(self.reject_blocked_but_apply_its_refunds(context, request, uses, blocked)).await;
+        let prepared = self.prepare_request(context, request)?;
+        let request = prepared.request();
+        if let Some(blocked) = self.find_block(context, &prepared) {
+            return Box::pin(self.reject_blocked_but_apply_its_refunds(context, &prepared, blocked)).await;
         }
-        let rules = self.check_request_and_get_rules(context, request)?;
-        let ordered = rules.copy_request_in_rule_order(request);
-        let request = ordered.as_deref().unwrap_or(request);
         OptionFuture::from(
-            rules
+            prepared
+                .rules
                 .reads_rows_from_redis()
                 .then(|| Box::pin(self.row_reader.read_missing_rows(&self.store, &self.key_values, context, request))),
         )
         .await;
-        let selections = self.select_limits(context, rules, request, uses);
+        let selections = select_limits(&self.behaviour, &prepared, Some(context.store.now));
         let selected = RequestWithSelections { request, selections: &selections };
         let candidates = CandidateCharges::begin_charging(&self.store, context, selected);
         let charger = self.build_charger(&context, selected);
@@ -181,18 +177,14 @@ impl Decider {
         if !self.store.is_immediate() {
             return Err(DecideError::Store);
         }
-        let separated = self.separate_slot_entries(context, request)?;
-        let is_release = separated.as_deref().is_some_and(RequestAndSlotUses::is_release);
-        let (request, uses) = RequestAndSlotUses::parts_or_whole_request(separated.as_deref(), request);
-        if let Some(blocked) = self.find_block(context, request).filter(|_| !is_release) {
+        let prepared = self.prepare_request(context, request)?;
+        let request = prepared.request();
+        if let Some(blocked) = self.find_block(context, &prepared) {
             let decided =
-                Box::pin(self.reject_blocked_but_apply_its_refunds(context, request, uses, blocked)).now_or_never();
+                Box::pin(self.reject_blocked_but_apply_its_refunds(context, &prepared, blocked)).now_or_never();
             return decided.unwrap_or(Err(DecideError::Store));
         }
-        let rules = self.check_request_and_get_rules(context, request)?;
-        let ordered = rules.copy_request_in_rule_order(request);
-        let request = ordered.as_deref().unwrap_or(request);
-        let selections = self.select_limits(context, rules, request, uses);
+        let selections = select_limits(&self.behaviour, &prepared, Some(context.store.now));
         let selected = RequestWithSelections { request, selections: &selections };
         let candidates = CandidateCharges::begin_charging(&self.store, context, selected);
         let charger = self.build_charger(&context, selected);
@@ -205,17 +197,17 @@ impl Decider {
             assert_completed_at_once(&charger.charge_held_back_descriptors(&dry_runs, &mut outcomes));
         }
         for (index, (selection, outcome)) in selections.iter().zip(&outcomes).enumerate() {
-            let ordered = ordered.as_ref().map(|request| &*request.descriptors[index].entries);
-            let candidates = candidates.as_ref();
-            observe(DescriptorResults { index, selection, outcome, candidates, ordered });
+            let (path, candidates) = (selection.counter_path(request, index), candidates.as_ref());
+            observe(DescriptorResults { path, index, selection, outcome, candidates });
         }
         self.record_and_merge_outcomes(&context, selected, &outcomes, candidates)
     }
 
-    /// Returns the blocks that a request meets; `None` under SHADOW_MODE, which rejects nothing.
+    /// Returns the blocks that a request meets; `None` for a release, and under SHADOW_MODE, which rejects nothing.
     #[inline]
-    fn find_block(&self, context: DecisionContext<'_>, request: &Request<'_>) -> Option<BlockMatch> {
-        self.blocks.find_for_request(request, context.store.now).filter(|_| !self.behaviour.shadow_mode)
+    fn find_block(&self, context: DecisionContext<'_>, prepared: &PreparedRequest<'_, '_, '_>) -> Option<BlockMatch> {
+        let found = self.blocks.find_for_request(prepared.request(), context.store.now);
+        found.filter(|_| !self.behaviour.shadow_mode && !prepared.is_release())
     }
 
     /// Rejects a request with blocked entries. Only the refunds that it asks for itself reach counters.
@@ -223,24 +215,22 @@ impl Decider {
     async fn reject_blocked_but_apply_its_refunds<'r>(
         &'r self,
         context: DecisionContext<'r>,
-        request: &Request<'_>,
-        uses: &[SlotUse],
+        prepared: &PreparedRequest<'_, 'r, '_>,
         blocked: BlockMatch,
     ) -> Result<Decision<'r>, DecideError> {
-        if !blocked.has_refund || context.rules.is_none() {
+        let request = prepared.request();
+        if !blocked.has_refund {
             let selected = RequestWithSelections { request, selections: &[] };
             return self.reject_blocked(context, selected, &[], None, &blocked);
         }
-        let rules = self.check_request_and_get_rules(context, request)?;
-        let ordered = rules.copy_request_in_rule_order(request);
-        let request = ordered.as_deref().unwrap_or(request);
         OptionFuture::from(
-            rules
+            prepared
+                .rules
                 .reads_rows_from_redis()
                 .then(|| self.row_reader.read_missing_rows(&self.store, &self.key_values, context, request)),
         )
         .await;
-        let mut selections = self.select_limits(context, rules, request, uses);
+        let mut selections = select_limits(&self.behaviour, prepared, Some(context.store.now));
         for (selection, descriptor) in selections.iter_mut().zip(&request.descriptors) {
             if !matches!(descriptor.hits, Hits::Refund(_)) {
                 selection.limits.clear();
@@ -362,66 +352,61 @@ impl Decider {
         self.failures.count_decided_by(policy)
     }
 
-    /// Returns the rules that decide a request; an error if it is invalid, if there are none, or if it could take too many
-    /// steps of backtracking.
-    fn check_request_and_get_rules<'r>(
+    /// Prepares a request, and checks that it can be decided; logs it if it cannot.
+    #[inline]
+    fn prepare_request<'a, 'r, 'm>(
         &self,
         context: DecisionContext<'r>,
-        request: &Request<'_>,
-    ) -> Result<&'r RuleSet, DecideError> {
-        let error = match context.rules {
-            _ if request.domain.is_empty() => DecideError::EmptyDomain,
-            _ if request.descriptors.is_empty() => DecideError::NoDescriptors,
-            Some(rules) => match rules.find_max_descriptors_if_exceeded(request) {
-                None => return Ok(rules),
-                Some(max_descriptors) => {
-                    let error = DecideError::TooMuchBacktracking { max_descriptors };
-                    warn_about_refused_call(context, request, error);
-                    error
-                }
-            },
-            None => DecideError::NoRules,
+        request: &'a Request<'m>,
+    ) -> Result<PreparedRequest<'a, 'r, 'm>, DecideError> {
+        let refuse = |request: &Request<'m>, error| self.log_undecided_request(context, request, error);
+        let Some(rules) = context.rules.filter(|_| !request.domain.is_empty() && !request.descriptors.is_empty())
+        else {
+            return Err(refuse(
+                request,
+                match request {
+                    Request { domain: "", .. } => DecideError::EmptyDomain,
+                    Request { descriptors, .. } if descriptors.is_empty() => DecideError::NoDescriptors,
+                    _ => DecideError::NoRules,
+                },
+            ));
         };
-        self.log_undecided_request(context, request, error);
-        Err(error)
+        let prepared = PreparedRequest::new(rules, context.slots, request).map_err(|error| refuse(request, error))?;
+        match rules.find_max_descriptors_if_exceeded(prepared.request()) {
+            None => Ok(prepared),
+            Some(max_descriptors) => {
+                Err(refuse(prepared.request(), DecideError::TooMuchBacktracking { max_descriptors }))
+            }
+        }
     }
 
-    /// Selects the limits of each descriptor.
-    fn select_limits<'r>(
+    /// Logs a request that has no decision, and returns the reason.
+    #[cold]
+    fn log_undecided_request(
         &self,
         context: DecisionContext<'_>,
-        rules: &'r RuleSet,
         request: &Request<'_>,
-        uses: &[SlotUse],
-    ) -> SmallVec<[Selection<'r>; 2]> {
-        let terms = RulesAtTime { rules, active_at: Some(context.store.now) };
-        select_limits(&self.behaviour, terms, request, uses)
-    }
-
-    /// Takes the entries that identify a stream off a request; `None` in a domain without concurrent limits.
-    #[inline]
-    fn separate_slot_entries<'m>(
-        &self,
-        context: DecisionContext<'_>,
-        request: &Request<'m>,
-    ) -> Result<Option<Box<RequestAndSlotUses<'m>>>, DecideError> {
-        let Some(rules) = context.rules.filter(|rules| rules.follows_streams()) else { return Ok(None) };
-        RequestAndSlotUses::separate(rules, context.slots, request).inspect_err(|error| {
-            warn_about_refused_call(context, request, *error);
-            let unnamed = Request { descriptors: SmallVec::new(), ..request.clone() };
-            self.log_undecided_request(context, &unnamed, *error);
-        })
-    }
-
-    /// Logs a request that has no decision.
-    fn log_undecided_request(&self, context: DecisionContext<'_>, request: &Request<'_>, error: DecideError) {
+        error: DecideError,
+    ) -> DecideError {
+        let unnamed;
+        let request = match error {
+            // Entries that identify a stream are in no log.
+            DecideError::LiteralFormatter => {
+                unnamed = Request { descriptors: SmallVec::new(), ..request.clone() };
+                &unnamed
+            }
+            _ => request,
+        };
+        if matches!(error, DecideError::LiteralFormatter | DecideError::TooMuchBacktracking { .. }) {
+            warn_about_refused_call(context, request, error);
+        }
         let selected = RequestWithSelections { request, selections: &[] };
-        let behaviour = &self.behaviour;
-        let blocked = None;
+        let (behaviour, context) = (&self.behaviour, &context);
         self.log_decision(
-            DecidedRequest { behaviour, context: &context, selected, outcomes: &[], candidates: None, blocked },
+            DecidedRequest { behaviour, context, selected, outcomes: &[], candidates: None, blocked: None },
             Err(error),
         );
+        error
     }
 }
 

@@ -16,9 +16,9 @@ use tokio::time::Instant;
 use super::Decider;
 use super::decision::DecisionContext;
 use super::explain::ExplainedCounter;
-use super::selection::{RequestWithSelections, RulesAtTime, Selection, select_limits};
+use super::prepared_request::PreparedRequest;
+use super::selection::{RequestWithSelections, Selection, select_limits};
 use crate::decide::log::value_form::ValueForm;
-use crate::decide::slot_entries::RequestAndSlotUses;
 use crate::limit::request::{Descriptor, Entry, Hits, Request};
 use crate::rules::rule::RuleLogging;
 use crate::rules::rule::set::{CompiledRule, DomainRules, RuleSet};
@@ -109,16 +109,12 @@ impl Decider {
         request: &Request<'_>,
     ) -> Result<Vec<u64>, CounterCommandError> {
         let Some(rules) = context.rules else { return Ok(Vec::new()) };
-        let separated = RequestAndSlotUses::separate(rules, context.slots, request).unwrap_or_default();
-        let (request, uses) = RequestAndSlotUses::parts_or_whole_request(separated.as_deref(), request);
-        let ordered = rules.copy_request_in_rule_order(request);
-        let request = ordered.as_deref().unwrap_or(request);
-        let terms = RulesAtTime { rules, active_at: None };
-        let selections = select_limits(&self.behaviour, terms, request, uses);
+        let prepared = PreparedRequest::new_or_as_sent(rules, context.slots, request);
+        let selections = select_limits(&self.behaviour, &prepared, None);
         let mut deleted = Vec::with_capacity(selections.len());
         for (index, selection) in selections.iter().enumerate() {
             let mut of_descriptor = 0;
-            for charge in selection.build_all_charges(request, index, 0) {
+            for charge in selection.build_all_charges(prepared.request(), index, 0) {
                 of_descriptor +=
                     self.store.reset_counters(&charge, context.store.now, Instant::now() + REDIS_CALL_TIMEOUT).await?;
             }
@@ -130,14 +126,10 @@ impl Decider {
     /// Forgets what this process caches about the counters of `request`, which another process has reset.
     pub fn forget_cached_counters(&self, context: DecisionContext<'_>, request: &Request<'_>) {
         let Some(rules) = context.rules else { return };
-        let separated = RequestAndSlotUses::separate(rules, context.slots, request).unwrap_or_default();
-        let (request, uses) = RequestAndSlotUses::parts_or_whole_request(separated.as_deref(), request);
-        let ordered = rules.copy_request_in_rule_order(request);
-        let request = ordered.as_deref().unwrap_or(request);
-        let terms = RulesAtTime { rules, active_at: None };
-        for (index, selection) in select_limits(&self.behaviour, terms, request, uses).iter().enumerate() {
+        let prepared = PreparedRequest::new_or_as_sent(rules, context.slots, request);
+        for (index, selection) in select_limits(&self.behaviour, &prepared, None).iter().enumerate() {
             selection
-                .build_all_charges(request, index, 0)
+                .build_all_charges(prepared.request(), index, 0)
                 .for_each(|charge| self.store.forget_cached(&charge, context.store.now));
         }
     }

@@ -10,8 +10,8 @@ use std::cmp::Reverse;
 
 use super::Decider;
 use super::decision::DecisionContext;
-use super::selection::{RequestWithSelections, RulesAtTime, SelectedLimit, Selection, select_limits};
-use super::slot_entries::RequestAndSlotUses;
+use super::prepared_request::PreparedRequest;
+use super::selection::{RequestWithSelections, SelectedLimit, Selection, select_limits};
 use super::store_failures::FailurePolicies;
 use crate::base::clock::Time;
 use crate::limit::RegionConnection;
@@ -310,11 +310,8 @@ impl Explanation {
         now: Time,
     ) -> Self {
         let domain = rules.domain(request.domain);
-        let separated = RequestAndSlotUses::separate(rules, SlotCaller::default(), request).unwrap_or_default();
-        let (request, uses) = RequestAndSlotUses::parts_or_whole_request(separated.as_deref(), request);
-        let ordered = rules.copy_request_in_rule_order(request);
-        let request = ordered.as_deref().unwrap_or(request);
-        let selections = select_limits(behaviour, RulesAtTime { rules, active_at: Some(now) }, request, uses);
+        let prepared = PreparedRequest::new_or_as_sent(rules, SlotCaller::default(), request);
+        let (request, selections) = (prepared.request(), select_limits(behaviour, &prepared, Some(now)));
         let descriptors =
             request.descriptors.iter().zip(&selections).enumerate().map(|(index, (descriptor, selection))| {
                 let mut results = counters.get(index).map_or(&[][..], Vec::as_slice).iter().map(Option::as_ref);
@@ -351,15 +348,12 @@ impl Decider {
         deadline: Instant,
     ) -> Vec<Vec<ExplainedSlots>> {
         let Some(rules) = context.rules.filter(|rules| rules.follows_streams()) else { return Vec::new() };
-        let separated = RequestAndSlotUses::separate(rules, context.slots, request).unwrap_or_default();
-        let (request, uses) = RequestAndSlotUses::parts_or_whole_request(separated.as_deref(), request);
-        let ordered = rules.copy_request_in_rule_order(request);
-        let request = ordered.as_deref().unwrap_or(request);
-        let (now, terms) = (context.store.now, RulesAtTime { rules, active_at: None });
+        let prepared = PreparedRequest::new_or_as_sent(rules, context.slots, request);
+        let now = context.store.now;
         let mut explained = Vec::with_capacity(request.descriptors.len());
-        for (index, selection) in select_limits(&self.behaviour, terms, request, uses).iter().enumerate() {
+        for (index, selection) in select_limits(&self.behaviour, &prepared, None).iter().enumerate() {
             let mut of_descriptor = Vec::new();
-            if let Some(charge) = selection.build_charge(request, index, 0) {
+            if let Some(charge) = selection.build_charge(prepared.request(), index, 0) {
                 let summaries = self.store.summarize_slots(&charge, now, deadline).await;
                 let of_streams = charge.counters.iter().filter(|counter| counter.limit.follows_streams());
                 let of_limits = of_streams.zip(summaries);
@@ -416,15 +410,12 @@ impl Decider {
         request: &Request<'_>,
     ) -> Vec<Vec<Option<PeekedCounter>>> {
         let Some(rules) = context.rules else { return vec![Vec::new(); request.descriptors.len()] };
-        let separated = RequestAndSlotUses::separate(rules, context.slots, request).unwrap_or_default();
-        let (request, uses) = RequestAndSlotUses::parts_or_whole_request(separated.as_deref(), request);
-        let ordered = rules.copy_request_in_rule_order(request);
-        let request = ordered.as_deref().unwrap_or(request);
+        let prepared = PreparedRequest::new_or_as_sent(rules, context.slots, request);
+        let request = prepared.request();
         if rules.reads_rows_from_redis() {
             self.row_reader.read_missing_rows(&self.store, &self.key_values, context, request).await;
         }
-        let terms = RulesAtTime { rules, active_at: Some(context.store.now) };
-        let selections = select_limits(&self.behaviour, terms, request, uses);
+        let selections = select_limits(&self.behaviour, &prepared, Some(context.store.now));
         self.peek_selected_counters(context, RequestWithSelections { request, selections: &selections }).await
     }
 

@@ -17,7 +17,8 @@ use super::decision::DecisionContext;
 use super::key_text::{KeyEntry, key_text};
 use super::log::value_form::ValueForm;
 use super::outcome::DescriptorOutcome;
-use super::selection::{RequestWithSelections, RulesAtTime, Selection, select_limits};
+use super::prepared_request::PreparedRequest;
+use super::selection::{RequestWithSelections, Selection, select_limits};
 use crate::limit::charge::{Charge, ChargeRequest, ChargeResult, Counter};
 use crate::limit::counter_path::CounterPath;
 use crate::limit::request::{Descriptor, Entry, Hits, MAX_HITS, Request};
@@ -203,8 +204,8 @@ impl Decider {
         let Some((rules, request)) = context.rules.zip(build_bucket_request(context, domain, entries)) else {
             return unmatched;
         };
-        let terms = RulesAtTime { rules, active_at: Some(context.store.now) };
-        let selections = select_limits(&self.behaviour, terms, &request, &[]);
+        let prepared = PreparedRequest::as_sent(rules, &request);
+        let selections = select_limits(&self.behaviour, &prepared, Some(context.store.now));
         let Some((selection, compiled)) = selections.first().and_then(|selection| Some((selection, selection.rule?)))
         else {
             return unmatched;
@@ -271,8 +272,8 @@ impl Decider {
         let Some(mut request) = build_bucket_request(context, domain, entries) else { return };
         let Some(rules) = context.rules else { return };
         request.descriptors.iter_mut().for_each(|descriptor| descriptor.hits = Hits::Charge(hits.min(MAX_HITS)));
-        let terms = RulesAtTime { rules, active_at: Some(context.store.now) };
-        let selections = select_limits(&self.behaviour, terms, &request, &[]);
+        let prepared = PreparedRequest::as_sent(rules, &request);
+        let selections = select_limits(&self.behaviour, &prepared, Some(context.store.now));
         let Some(selection) = selections.first() else { return };
         let selected = RequestWithSelections { request: &request, selections: &selections };
         let candidates = CandidateCharges::begin_charging(&self.store, context, selected);

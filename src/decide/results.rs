@@ -10,19 +10,19 @@ use crate::decide::log::value_form::ValueForm;
 use crate::limit::Limit;
 use crate::limit::charge::ChargeResult;
 use crate::limit::counter_path::CounterPath;
-use crate::limit::request::{Entry, Request};
+use crate::limit::request::Request;
 use crate::rules::rule::set::{CompiledRule, DomainRules};
 
 /// A decided descriptor.
 #[derive(Clone, Copy, Debug)]
 pub struct DescriptorResults<'a, 'r> {
+    /// Path of its counters.
+    pub(super) path: CounterPath<'a>,
     /// Index in the request.
     pub index: usize,
     pub(super) selection: &'a Selection<'r>,
     pub(super) outcome: &'a DescriptorOutcome,
     pub(super) candidates: Option<&'a CandidateCharges>,
-    /// Entries in the order of the rules, if they take them in any order.
-    pub(super) ordered: Option<&'a [Entry<'a>]>,
 }
 
 /// A limit of a decided descriptor.
@@ -76,10 +76,8 @@ impl<'a, 'r> DescriptorResults<'a, 'r> {
     }
 
     /// Text of the key of its counters, `key=value,key=value`, cut off if it is long.
-    pub fn key_text(&self, request: &Request<'_>) -> Arc<str> {
-        let path = self.selection.counter_path(request, self.index);
-        let path = CounterPath { entries: self.ordered.unwrap_or(path.entries), ..path };
-        key_text(&path, &ValueForm::Plain)
+    pub fn key_text(&self) -> Arc<str> {
+        key_text(&self.path, &ValueForm::Plain)
     }
 
     /// Limits with their results, candidates last; without those that the store failed to charge.

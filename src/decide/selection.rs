@@ -14,6 +14,7 @@ use std::sync::{Arc, Once};
 
 use smallvec::SmallVec;
 
+use super::prepared_request::PreparedRequest;
 use crate::base::clock::Time;
 use crate::limit::algorithm::{Algorithm, CapacityRuleKey, DelayPolicy, RejectedHitsPolicy};
 use crate::limit::charge::{Charge, ChargeRequest, Counter};
@@ -102,21 +103,25 @@ pub(super) struct RequestWithSelections<'a, 'r, 'm> {
     pub(super) selections: &'a [Selection<'r>],
 }
 
+/// Limits selected for a request, for each of its descriptors.
+pub(super) type SelectionsByDescriptor<'r> = SmallVec<[Selection<'r>; 2]>;
+
 /// Rules to select from, and the time of the selection.
 #[derive(Clone, Copy)]
-pub(super) struct RulesAtTime<'r> {
-    pub(super) rules: &'r RuleSet,
-    /// Only limits that are active at this time are selected; `None`: all are, for commands on their counters.
-    pub(super) active_at: Option<Time>,
+struct RulesAtTime<'r> {
+    rules: &'r RuleSet,
+    /// Only limits that are active at this time are selected; `None`: all are.
+    active_at: Option<Time>,
 }
 
-/// Selects the limits of every descriptor, in their order.
+/// Selects the limits of every descriptor that are active at a time; `None`: all are, for commands on their counters.
 pub(super) fn select_limits<'r>(
     behaviour: &DecisionSettings,
-    terms: RulesAtTime<'r>,
-    request: &Request<'_>,
-    slots: &[SlotUse],
-) -> SmallVec<[Selection<'r>; 2]> {
+    prepared: &PreparedRequest<'_, 'r, '_>,
+    active_at: Option<Time>,
+) -> SelectionsByDescriptor<'r> {
+    let (request, slots) = (prepared.request(), prepared.slot_uses());
+    let terms = RulesAtTime { rules: prepared.rules, active_at };
     // One variable for every return, so that the selections are built where the caller has them.
     let mut selections = SmallVec::with_capacity(request.descriptors.len());
     let Some(domain) = terms.rules.domain(request.domain) else {

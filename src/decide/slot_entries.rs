@@ -18,22 +18,19 @@ use crate::rules::rule::set::RuleSet;
 
 /// A request without its entries `slot` and `release`, and what they say.
 #[derive(Debug)]
-pub struct RequestAndSlotUses<'m> {
-    /// The request as it is matched. Releases have the hits of a refund: the cost that they settle with, also 0.
-    pub request: Request<'m>,
-    /// Use of a slot by each descriptor.
-    pub(super) uses: SlotUses,
+pub(super) struct RequestAndSlotUses<'m> {
+    /// The request without these entries. Releases have the hits of a refund: the cost that they settle with, also 0.
+    pub(super) request: Request<'m>,
+    /// Use of a slot by each descriptor; empty in a domain where no limit follows streams.
+    pub(super) uses: SmallVec<[SlotUse; 2]>,
 }
-
-/// Use of a slot by each descriptor; empty in a domain where no limit follows streams.
-pub(super) type SlotUses = SmallVec<[SlotUse; 2]>;
 
 impl<'m> RequestAndSlotUses<'m> {
     /// Takes the entries `slot` and `release` off a request; `None` in a domain where no limit follows streams.
     ///
     /// # Errors
     /// The values are formatters that Envoy sent as text.
-    pub fn separate(
+    pub(super) fn separate(
         rules: &RuleSet,
         caller: SlotCaller<'_>,
         request: &Request<'m>,
@@ -41,7 +38,7 @@ impl<'m> RequestAndSlotUses<'m> {
         if !rules.follows_streams() || !rules.domain(request.domain).is_some_and(|domain| domain.follows_streams) {
             return Ok(None);
         }
-        let mut separated = Box::new(Self { request: request.clone(), uses: SmallVec::new() });
+        let mut separated = Box::new(Self::without_slots(request));
         if caller.recorded.len() == request.descriptors.len() {
             separated.uses.extend(caller.recorded.iter().copied());
             for (descriptor, slot) in separated.request.descriptors.iter_mut().zip(caller.recorded) {
@@ -91,17 +88,9 @@ impl<'m> RequestAndSlotUses<'m> {
         Ok(Some(separated))
     }
 
-    /// The request as it is matched, and its uses of slots: `whole` and none if nothing was separated.
-    pub(super) fn parts_or_whole_request<'a>(
-        separated: Option<&'a Self>,
-        whole: &'a Request<'m>,
-    ) -> (&'a Request<'m>, &'a [SlotUse]) {
-        separated.map_or((whole, &[]), |separated| (&separated.request, &separated.uses))
-    }
-
-    /// Returns true if all descriptors free slots.
-    pub(super) fn is_release(&self) -> bool {
-        self.uses.iter().all(|slot| slot.action.is_release())
+    /// A copy of a request in a domain where no limit follows streams.
+    pub(super) fn without_slots(request: &Request<'m>) -> Self {
+        Self { request: request.clone(), uses: SmallVec::new() }
     }
 }
 

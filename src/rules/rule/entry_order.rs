@@ -30,16 +30,18 @@ type MatchesOfEntries = SmallVec<[(NodeId, MatchKind, usize); 4]>;
 const MAX_BUCKET_ORDER_STEPS: usize = 1000;
 
 impl RuleSet {
-    /// Returns the request with its entries in the order of the rules, if its domain takes them in any order.
+    /// Returns the domain of that name if it takes entries in any order.
     #[inline]
-    pub fn copy_request_in_rule_order<'m>(&self, request: &Request<'m>) -> Option<Box<Request<'m>>> {
+    pub fn find_domain_with_any_order(&self, name: &str) -> Option<&DomainRules> {
         if !self.has_matching_options() {
             return None;
         }
-        let domain = self.domain(request.domain).filter(|domain| domain.matching.order == EntryOrder::Any)?;
-        let mut ordered = Box::new(request.clone());
-        ordered.descriptors.iter_mut().for_each(|descriptor| self.order_entries(domain, &mut descriptor.entries));
-        Some(ordered)
+        self.domain(name).filter(|domain| domain.matching.order == EntryOrder::Any)
+    }
+
+    /// Puts the entries of each descriptor in the order of the rules of its domain, which takes them in any order.
+    pub fn sort_request_entries(&self, domain: &DomainRules, request: &mut Request<'_>) {
+        request.descriptors.iter_mut().for_each(|descriptor| self.order_entries(domain, &mut descriptor.entries));
     }
 
     /// Returns the entries of a quota's bucket in the order of the rule for just these entries, if there is one.

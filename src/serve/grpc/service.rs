@@ -43,7 +43,8 @@ use crate::base::pb::{RATE_LIMIT_METHOD_NAME, RATE_LIMIT_METHOD_PATH, RateLimitR
 use crate::base::threads;
 use crate::decide::Decider;
 use crate::decide::decision::{DecideError, DecisionContext};
-use crate::decide::slot_entries::{RequestAndSlotUses, may_release_slot};
+use crate::decide::prepared_request::PreparedRequest;
+use crate::decide::slot_entries::may_release_slot;
 use crate::limit::request::Request;
 use crate::limit::slot::SlotCaller;
 use crate::rules::live::{LiveRules, LoadedRules};
@@ -273,11 +274,9 @@ impl RateLimitService {
         if let Some(span) = span {
             let shows_descriptors = self.tracer.as_ref().is_some_and(|tracer| tracer.shows_descriptors);
             let rules = self.rules.current_rules();
-            let separate =
-                |loaded: &LoadedRules| RequestAndSlotUses::separate(&loaded.rules, SlotCaller::default(), request);
-            let separated =
-                rules.as_deref().filter(|_| shows_descriptors).and_then(|loaded| separate(loaded).unwrap_or_default());
-            let shown = separated.as_deref().map_or(request, |separated| &separated.request);
+            let rules = rules.as_deref().filter(|_| shows_descriptors).map(|loaded| &loaded.rules);
+            let prepared = rules.and_then(|rules| PreparedRequest::new(rules, SlotCaller::default(), request).ok());
+            let shown = prepared.as_ref().map_or(request, PreparedRequest::request);
             record_decision(span, shown, &decided, shows_descriptors);
         }
         match decided {

@@ -284,7 +284,7 @@ impl RuleReplay {
             if verifies {
                 admitted.push(list_admissions(&descriptor));
             }
-            descriptors.push(tally.add_descriptor(recorded, request, &descriptor));
+            descriptors.push(tally.add_descriptor(recorded, &descriptor));
         })?;
         tally.add_answer(recorded.arrival, answer);
         if let Some(verification) = &mut self.verification {

@@ -17,7 +17,7 @@ use smallvec::SmallVec;
 use crate::base::clock::Time;
 use crate::base::sharded::{PrehashedMap, upper_half};
 use crate::decide::results::{DescriptorResults, LimitWithResult};
-use crate::limit::request::{Hits, Request};
+use crate::limit::request::Hits;
 use crate::telemetry::hyperloglog::HyperLogLog;
 use crate::tools::replay::recorded_request::RecordedRequest;
 use crate::tools::replay::replayer::ReplayedAnswer;
@@ -85,7 +85,6 @@ impl ReplayTally {
     pub fn add_descriptor(
         &mut self,
         recorded: &RecordedRequest,
-        request: &Request<'_>,
         descriptor: &DescriptorResults<'_, '_>,
     ) -> DescriptorRejection {
         let path = descriptor.path_hash();
@@ -103,11 +102,11 @@ impl ReplayTally {
             let tally = &mut self.limits[index];
             if tally.add_hits(of.hits, recorded.arrival, &limit) {
                 let change = self.keys.add_charge(KeyId::new(path, index), recorded.arrival, rejected);
-                tally.add_key(path, change, rejected, || descriptor.key_text(request));
+                tally.add_key(path, change, rejected, || descriptor.key_text());
             }
         }
         if rejection.by.is_some() && descriptor.values_share_counter() {
-            rejection.shared_key = Some(descriptor.key_text(request));
+            rejection.shared_key = Some(descriptor.key_text());
         }
         rejection
     }

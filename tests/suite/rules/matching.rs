@@ -47,9 +47,11 @@ fn decide(rules: &RuleSet, entries: &[Entry<'_>]) -> Option<(String, CounterEntr
         hits_addend: None,
         limit_override: None,
     };
-    let request = Request { domain: "d", descriptors: SmallVec::from_iter([descriptor]), hits_addend: 0 };
-    let ordered = rules.copy_request_in_rule_order(&request);
-    let entries = &ordered.as_deref().unwrap_or(&request).descriptors[0].entries;
+    let mut request = Request { domain: "d", descriptors: SmallVec::from_iter([descriptor]), hits_addend: 0 };
+    if let Some(domain) = rules.find_domain_with_any_order("d") {
+        rules.sort_request_entries(domain, &mut request);
+    }
+    let entries = &request.descriptors[0].entries;
     let found = rules.find_rule(rules.domain("d").unwrap(), entries)?;
     let value = |(index, entry): (usize, &Entry<'_>)| {
         let shared = found.shared.iter().find(|(shared, _)| *shared == index);
