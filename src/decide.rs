@@ -1,4 +1,4 @@
-//! The pipeline: select, charge, merge.
+//! The pipeline: prepare, select, charge, merge, record (`decide_in_steps`).
 //!
 //! The gRPC service, `/json`, `explain` and the benches all use [`Decider`], so that they cannot disagree. Limits are
 //! selected for a request as a whole, because a rule may replace others of the same request. Then all descriptors are
@@ -7,8 +7,8 @@
 //!
 //! Decides: an empty domain or list of descriptors (INVALID_ARGUMENT).
 //! Decides: the answer while no rules are loaded (`prepare_request`), and with too much backtracking.
-//! Decides: which requests a block rejects: over RLS, no release, none in shadow mode (`find_block`).
-//! Decides: the log of requests without a decision (`log_undecided_request`).
+//! Decides: which requests a block rejects: over RLS, no release, none in shadow mode (`find_blocks`).
+//! Decides: the log of requests without a decision (`record_undecided_request`).
 
 pub mod decision;
 pub mod log;
@@ -19,99 +19,95 @@ pub mod prepared_request;
 mod selection;
 pub mod table_rows;
 mod store_failures;
+pub mod tap;
+pub mod decider;
 pub mod explain;
 pub mod counter_commands;
 mod outcome;
-mod slot_answers;
+mod selected_request;
 mod charge;
 mod metrics;
 mod candidates;
-pub mod tap;
-mod decided_request;
+mod charged_request;
+mod slot_answers;
 pub mod results;
 pub mod store_totals;
 mod status;
 mod metadata;
 pub mod merge;
+mod decision_records;
 pub mod quota_buckets;
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::FutureExt as _;
 use futures_util::future::OptionFuture;
 use smallvec::SmallVec;
 
-use self::blocks::{BlockMatch, Blocks};
+use self::blocks::BlockMatch;
 use self::candidates::CandidateCharges;
-use self::charge::{DryRuns, OutcomesByDescriptor, RequestCharger};
-use self::decided_request::DecidedRequest;
-use self::merge::{build_block_rejection, merge_outcomes};
-use self::metrics::MetricsRecorder;
-use self::outcome::DescriptorOutcome;
+use self::charge::{DryRuns, OutcomesByDescriptor};
+use self::charged_request::ChargedRequest;
+use self::decider::Decider;
+use self::decision::{DecideError, Decision, DecisionContext};
+use self::merge::merge_outcomes;
+use self::outcome::{DescriptorOutcome, LimitVerdicts};
 use self::prepared_request::PreparedRequest;
 use self::results::DescriptorResults;
-use self::selection::{RequestWithSelections, select_limits};
-use self::store_failures::FailedChargeCounters;
-use self::table_rows::PlanRowReader;
-use self::tap::DecisionTap;
-use crate::decide::decision::{DecideError, Decision, DecisionContext};
-use crate::decide::log::DecisionLog;
-use crate::decide::log::value_form::ValueForm;
-use crate::limit::StoreFailurePolicy;
-use crate::limit::request::{Hits, Request};
-use crate::settings::decisions::DecisionSettings;
-use crate::settings::redis::TableLookupSettings;
-use crate::store::Store;
-use crate::store::error::ChargeError;
+use self::selected_request::SelectedRequest;
+use self::selection::{keep_limits_of_refunds, select_limits};
+use crate::limit::request::Request;
 use crate::telemetry::log_throttle::LogThrottle;
-use crate::telemetry::service_metrics::ServiceMetrics;
 
 /// Interval of log lines about refused calls.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Decides requests.
-#[derive(Debug)]
-pub struct Decider {
-    /// The counters.
-    pub store: Store,
-    /// Settings of decisions.
-    pub behaviour: DecisionSettings,
-    /// Metrics of decisions and limits.
-    pub metrics: Arc<ServiceMetrics>,
-    /// Decision log; `None` if it is off.
-    pub log: Option<Arc<DecisionLog>>,
-    /// Blocked values.
-    pub blocks: Blocks,
-    /// Operators that listen to decisions.
-    pub tap: Arc<DecisionTap>,
-    /// Form of the values in rejected keys.
-    pub key_values: ValueForm,
-    failures: FailedChargeCounters,
-    row_reader: PlanRowReader,
+/// Decides a request: the steps of every decision. `$complete!` completes a step that may wait for Redis, and `$observe`
+/// gets the results of each descriptor's limits.
+///
+/// It is a macro because only an immediate store must do without a future: a future keeps the selections in its state,
+/// which costs a tenth of a decision from memory.
+macro_rules! decide_in_steps {
+    ($decider:ident, $context:ident, $request:ident, $complete:ident, $observe:expr) => {{
+        let prepared = $decider.prepare_request($context, $request)?;
+        let request = prepared.request();
+        let blocked = $decider.find_blocks($context, &prepared);
+        $complete!($decider.read_missing_rows($context, &prepared, blocked.as_ref()));
+        let mut selections = select_limits(&$decider.behaviour, &prepared, Some($context.store.now));
+        if blocked.is_some() {
+            keep_limits_of_refunds(&mut selections, request);
+        }
+        let (context, blocked) = (&$context, blocked.as_ref());
+        let selected = SelectedRequest { decider: $decider, context, request, selections: &selections, blocked };
+        let candidates = CandidateCharges::begin_charging(&selected);
+        let (mut dry_runs, mut outcomes) = (DryRuns::new(), OutcomesByDescriptor::new());
+        let runs_dry = $decider.behaviour.stop_cache_key_increment_when_overlimit;
+        if runs_dry {
+            $complete!(selected.dry_run_descriptors(&mut dry_runs));
+        }
+        $complete!(selected.charge_descriptors(&dry_runs, &mut outcomes));
+        if runs_dry {
+            $complete!(selected.charge_held_back_descriptors(&dry_runs, &mut outcomes));
+        }
+        selected.results(&outcomes, candidates.as_ref()).for_each($observe);
+        selected.decide(&outcomes, candidates)
+    }};
+}
+
+/// Waits for a step. `if let` would keep a second copy of its future in the state of the caller's.
+macro_rules! wait_for_step {
+    ($left:expr) => {
+        OptionFuture::from($left).await
+    };
+}
+
+/// Checks that nothing is left of a step: an immediate store does all of it within the call.
+macro_rules! expect_completed_step {
+    ($left:expr) => {
+        assert_completed_at_once(&$left)
+    };
 }
 
 impl Decider {
-    /// Creates a decider that has not seen a failure.
-    pub fn new(store: Store, behaviour: DecisionSettings, metrics: Arc<ServiceMetrics>) -> Self {
-        Self {
-            store,
-            behaviour,
-            metrics,
-            log: None,
-            blocks: Blocks::default(),
-            tap: Arc::default(),
-            key_values: ValueForm::Plain,
-            failures: FailedChargeCounters::default(),
-            row_reader: PlanRowReader::new(TableLookupSettings::default().unknown_reads_per_s),
-        }
-    }
-
-    /// Sets the maximum number of reads of unknown values of a table in Redis, per second.
-    pub fn set_max_unknown_row_reads_per_s(&mut self, per_s: u32) {
-        self.row_reader = PlanRowReader::new(per_s);
-    }
-
     /// Decides a request, by the context's deadline.
     ///
     /// # Errors
@@ -121,38 +117,10 @@ impl Decider {
         context: DecisionContext<'r>,
         request: &Request<'_>,
     ) -> Result<Decision<'r>, DecideError> {
-        let prepared = self.prepare_request(context, request)?;
-        let request = prepared.request();
-        if let Some(blocked) = self.find_block(context, &prepared) {
-            return Box::pin(self.reject_blocked_but_apply_its_refunds(context, &prepared, blocked)).await;
-        }
-        OptionFuture::from(
-            prepared
-                .rules
-                .reads_rows_from_redis()
-                .then(|| Box::pin(self.row_reader.read_missing_rows(&self.store, &self.key_values, context, request))),
-        )
-        .await;
-        let selections = select_limits(&self.behaviour, &prepared, Some(context.store.now));
-        let selected = RequestWithSelections { request, selections: &selections };
-        let candidates = CandidateCharges::begin_charging(&self.store, context, selected);
-        let charger = self.build_charger(&context, selected);
-        let (mut dry_runs, mut outcomes) = (DryRuns::new(), OutcomesByDescriptor::new());
-        // `if let` would keep a second copy of each future in the state of this one.
-        if self.behaviour.stop_cache_key_increment_when_overlimit {
-            OptionFuture::from(charger.dry_run_descriptors(&mut dry_runs)).await;
-        }
-        OptionFuture::from(charger.charge_descriptors(&dry_runs, &mut outcomes)).await;
-        if self.behaviour.stop_cache_key_increment_when_overlimit {
-            OptionFuture::from(charger.charge_held_back_descriptors(&dry_runs, &mut outcomes)).await;
-        }
-        self.record_and_merge_outcomes(&context, selected, &outcomes, candidates)
+        decide_in_steps!(self, context, request, wait_for_step, |_| ())
     }
 
     /// Decides a request with an immediate store.
-    ///
-    /// The steps are those of [`Decider::decide`] without its awaits: a future would keep the selections in its state,
-    /// which costs a tenth of a decision from memory.
     ///
     /// # Errors
     /// As [`Decider::decide`]; [`DecideError::Store`] if the store is not immediate.
@@ -172,184 +140,12 @@ impl Decider {
         &'r self,
         context: DecisionContext<'r>,
         request: &Request<'_>,
-        mut observe: impl FnMut(DescriptorResults<'_, 'r>),
+        observe: impl FnMut(DescriptorResults<'_, 'r>),
     ) -> Result<Decision<'r>, DecideError> {
         if !self.store.is_immediate() {
             return Err(DecideError::Store);
         }
-        let prepared = self.prepare_request(context, request)?;
-        let request = prepared.request();
-        if let Some(blocked) = self.find_block(context, &prepared) {
-            let decided =
-                Box::pin(self.reject_blocked_but_apply_its_refunds(context, &prepared, blocked)).now_or_never();
-            return decided.unwrap_or(Err(DecideError::Store));
-        }
-        let selections = select_limits(&self.behaviour, &prepared, Some(context.store.now));
-        let selected = RequestWithSelections { request, selections: &selections };
-        let candidates = CandidateCharges::begin_charging(&self.store, context, selected);
-        let charger = self.build_charger(&context, selected);
-        let (mut dry_runs, mut outcomes) = (DryRuns::new(), OutcomesByDescriptor::new());
-        if self.behaviour.stop_cache_key_increment_when_overlimit {
-            assert_completed_at_once(&charger.dry_run_descriptors(&mut dry_runs));
-        }
-        assert_completed_at_once(&charger.charge_descriptors(&dry_runs, &mut outcomes));
-        if self.behaviour.stop_cache_key_increment_when_overlimit {
-            assert_completed_at_once(&charger.charge_held_back_descriptors(&dry_runs, &mut outcomes));
-        }
-        for (index, (selection, outcome)) in selections.iter().zip(&outcomes).enumerate() {
-            let (path, candidates) = (selection.counter_path(request, index), candidates.as_ref());
-            observe(DescriptorResults { path, index, selection, outcome, candidates });
-        }
-        self.record_and_merge_outcomes(&context, selected, &outcomes, candidates)
-    }
-
-    /// Returns the blocks that a request meets; `None` for a release, and under SHADOW_MODE, which rejects nothing.
-    #[inline]
-    fn find_block(&self, context: DecisionContext<'_>, prepared: &PreparedRequest<'_, '_, '_>) -> Option<BlockMatch> {
-        let found = self.blocks.find_for_request(prepared.request(), context.store.now);
-        found.filter(|_| !self.behaviour.shadow_mode && !prepared.is_release())
-    }
-
-    /// Rejects a request with blocked entries. Only the refunds that it asks for itself reach counters.
-    #[cold]
-    async fn reject_blocked_but_apply_its_refunds<'r>(
-        &'r self,
-        context: DecisionContext<'r>,
-        prepared: &PreparedRequest<'_, 'r, '_>,
-        blocked: BlockMatch,
-    ) -> Result<Decision<'r>, DecideError> {
-        let request = prepared.request();
-        if !blocked.has_refund {
-            let selected = RequestWithSelections { request, selections: &[] };
-            return self.reject_blocked(context, selected, &[], None, &blocked);
-        }
-        OptionFuture::from(
-            prepared
-                .rules
-                .reads_rows_from_redis()
-                .then(|| self.row_reader.read_missing_rows(&self.store, &self.key_values, context, request)),
-        )
-        .await;
-        let mut selections = select_limits(&self.behaviour, prepared, Some(context.store.now));
-        for (selection, descriptor) in selections.iter_mut().zip(&request.descriptors) {
-            if !matches!(descriptor.hits, Hits::Refund(_)) {
-                selection.limits.clear();
-                selection.candidates.clear();
-            }
-        }
-        let selected = RequestWithSelections { request, selections: &selections };
-        let candidates = CandidateCharges::begin_charging(&self.store, context, selected);
-        let (dry_runs, mut outcomes) = (DryRuns::new(), OutcomesByDescriptor::new());
-        let charger = self.build_charger(&context, selected);
-        OptionFuture::from(charger.charge_descriptors(&dry_runs, &mut outcomes)).await;
-        if !self.metrics.is_off() {
-            self.metrics_recorder().record_outcomes(&context, selected, &outcomes);
-        }
-        let candidates = candidates.map(CandidateCharges::poll_outcomes);
-        let decided = self.reject_blocked(context, selected, &outcomes, candidates.as_ref(), &blocked);
-        if let Some(candidates) = candidates {
-            candidates.record_outcomes(self.metrics_recorder(), &context, selected);
-        }
-        decided
-    }
-
-    /// Builds the rejection of a request with blocked entries, counts and logs it.
-    #[expect(clippy::too_many_arguments, reason = "the parts of a decision that the log needs")]
-    fn reject_blocked<'r>(
-        &'r self,
-        context: DecisionContext<'r>,
-        selected: RequestWithSelections<'_, 'r, '_>,
-        outcomes: &[DescriptorOutcome],
-        candidates: Option<&CandidateCharges>,
-        blocked: &BlockMatch,
-    ) -> Result<Decision<'r>, DecideError> {
-        let behaviour = &self.behaviour;
-        let mut decision = build_block_rejection(behaviour, context.store.now, selected, outcomes, blocked);
-        self.mark_blocked_request_without_slot(context, selected.request, &mut decision);
-        if !self.metrics.is_off() {
-            self.blocks.count_rejection(selected.request.domain);
-        }
-        let (context, blocked) = (&context, Some(blocked));
-        self.log_decision(
-            DecidedRequest { behaviour, context, selected, outcomes, candidates, blocked },
-            Ok(&decision),
-        );
-        Ok(decision)
-    }
-
-    const fn build_charger<'a, 'r, 'm>(
-        &'a self,
-        context: &'a DecisionContext<'r>,
-        selected: RequestWithSelections<'a, 'r, 'm>,
-    ) -> RequestCharger<'a, 'r, 'm> {
-        RequestCharger { store: &self.store, behaviour: &self.behaviour, failures: &self.failures, context, selected }
-    }
-
-    /// Records metrics of the outcomes, merges the outcomes, and logs the decision.
-    fn record_and_merge_outcomes<'r>(
-        &'r self,
-        context: &DecisionContext<'r>,
-        selected: RequestWithSelections<'_, 'r, '_>,
-        outcomes: &[DescriptorOutcome],
-        candidates: Option<CandidateCharges>,
-    ) -> Result<Decision<'r>, DecideError> {
-        if !self.metrics.is_off() {
-            self.metrics_recorder().record_outcomes(context, selected, outcomes);
-        }
-        let candidates = candidates.map(CandidateCharges::poll_outcomes);
-        let mut decision = Decision::default();
-        let merged = merge_outcomes(&self.behaviour, selected, outcomes, &mut decision);
-        if selected.selections.iter().any(|selection| selection.slot.is_some()) {
-            self.record_slot_holder(context, selected.selections);
-            if merged.is_ok() {
-                self.add_slot_token_or_free_slots(context, selected, outcomes, &mut decision);
-            }
-        }
-        if merged.is_ok() && decision.shadowed {
-            self.metrics.record_global_shadow_mode();
-        }
-        let (behaviour, charges) = (&self.behaviour, candidates.as_ref());
-        self.log_decision(
-            DecidedRequest { behaviour, context, selected, outcomes, candidates: charges, blocked: None },
-            merged.map(|()| &decision),
-        );
-        if let Some(candidates) = candidates {
-            candidates.record_outcomes(self.metrics_recorder(), context, selected);
-        }
-        merged.map(|()| decision)
-    }
-
-    /// Logs a decision: in the decision log, to operators that listen, and as a line at the level debug.
-    fn log_decision(&self, request: DecidedRequest<'_, '_, '_>, decided: Result<&Decision<'_>, DecideError>) {
-        if let Some(log) = &self.log {
-            request.log_if_selected(log, decided);
-        }
-        if self.tap.has_listeners() {
-            request.send_to_tap(&self.tap, &self.key_values, decided);
-        }
-        if tracing::enabled!(tracing::Level::DEBUG) {
-            let values = self.log.as_ref().map_or(&ValueForm::Plain, |log| &log.values);
-            request.log_debug_line(values, decided);
-        }
-    }
-
-    fn metrics_recorder(&self) -> MetricsRecorder<'_> {
-        MetricsRecorder {
-            metrics: &self.metrics,
-            near_limit_ratio: self.behaviour.near_limit_ratio,
-            records_recent_keys: !self.store.can_list_counters(),
-            key_values: &self.key_values,
-        }
-    }
-
-    /// Number of charges that the store failed to decide since the start, by kind of failure.
-    pub fn failed_charge_counts(&self) -> impl Iterator<Item = (&'static str, u64)> {
-        ChargeError::all_kinds().map(|error| (error.name(), self.failures.count_of_kind(error)))
-    }
-
-    /// Number of charges since the start that the store failed to decide and this policy decided.
-    pub fn policy_decided_charge_count(&self, policy: StoreFailurePolicy) -> u64 {
-        self.failures.count_decided_by(policy)
+        decide_in_steps!(self, context, request, expect_completed_step, observe)
     }
 
     /// Prepares a request, and checks that it can be decided; logs it if it cannot.
@@ -359,20 +155,15 @@ impl Decider {
         context: DecisionContext<'r>,
         request: &'a Request<'m>,
     ) -> Result<PreparedRequest<'a, 'r, 'm>, DecideError> {
-        let refuse = |request: &Request<'m>, error| self.log_undecided_request(context, request, error);
-        let Some(rules) = context.rules.filter(|_| !request.domain.is_empty() && !request.descriptors.is_empty())
-        else {
-            return Err(refuse(
-                request,
-                match request {
-                    Request { domain: "", .. } => DecideError::EmptyDomain,
-                    Request { descriptors, .. } if descriptors.is_empty() => DecideError::NoDescriptors,
-                    _ => DecideError::NoRules,
-                },
-            ));
+        let refuse = |request: &Request<'m>, error| self.record_undecided_request(context, request, error);
+        let rules = match context.rules {
+            _ if request.domain.is_empty() => Err(DecideError::EmptyDomain),
+            _ if request.descriptors.is_empty() => Err(DecideError::NoDescriptors),
+            rules => rules.ok_or(DecideError::NoRules),
         };
-        let prepared = PreparedRequest::new(rules, context.slots, request).map_err(|error| refuse(request, error))?;
-        match rules.find_max_descriptors_if_exceeded(prepared.request()) {
+        let prepared = rules.and_then(|rules| PreparedRequest::new(rules, context.slots, request));
+        let prepared = prepared.map_err(|error| refuse(request, error))?;
+        match prepared.rules.find_max_descriptors_if_exceeded(prepared.request()) {
             None => Ok(prepared),
             Some(max_descriptors) => {
                 Err(refuse(prepared.request(), DecideError::TooMuchBacktracking { max_descriptors }))
@@ -382,7 +173,7 @@ impl Decider {
 
     /// Logs a request that has no decision, and returns the reason.
     #[cold]
-    fn log_undecided_request(
+    fn record_undecided_request(
         &self,
         context: DecisionContext<'_>,
         request: &Request<'_>,
@@ -400,13 +191,83 @@ impl Decider {
         if matches!(error, DecideError::LiteralFormatter | DecideError::TooMuchBacktracking { .. }) {
             warn_about_refused_call(context, request, error);
         }
-        let selected = RequestWithSelections { request, selections: &[] };
-        let (behaviour, context) = (&self.behaviour, &context);
-        self.log_decision(
-            DecidedRequest { behaviour, context, selected, outcomes: &[], candidates: None, blocked: None },
-            Err(error),
-        );
+        SelectedRequest { decider: self, context: &context, request, selections: &[], blocked: None }
+            .record_refusal(error);
         error
+    }
+
+    /// Returns the blocks that a request meets; `None` for a release, and under SHADOW_MODE, which rejects nothing.
+    #[inline]
+    fn find_blocks(&self, context: DecisionContext<'_>, prepared: &PreparedRequest<'_, '_, '_>) -> Option<BlockMatch> {
+        let found = self.blocks.find_for_request(prepared.request(), context.store.now);
+        found.filter(|_| !self.behaviour.shadow_mode && !prepared.is_release())
+    }
+
+    /// Reads the rows of tables in Redis that the selection of limits needs; `None` if there is nothing to read.
+    #[inline]
+    fn read_missing_rows<'a>(
+        &'a self,
+        context: DecisionContext<'a>,
+        prepared: &'a PreparedRequest<'_, '_, '_>,
+        blocked: Option<&BlockMatch>,
+    ) -> Option<impl Future<Output = ()>> {
+        // A block waits for Redis only if hits are to be given back.
+        let reads = prepared.rules.reads_rows_from_redis()
+            && !self.store.is_immediate()
+            && blocked.is_none_or(|blocked| blocked.has_refund);
+        let read = || self.row_reader.read_missing_rows(&self.store, &self.key_values, context, prepared.request());
+        reads.then(|| Box::pin(read()))
+    }
+}
+
+impl<'r> SelectedRequest<'_, 'r, '_> {
+    /// Decides the request by the outcomes of its charges, one for each selection, and records the decision.
+    fn decide(
+        &self,
+        outcomes: &[DescriptorOutcome],
+        candidates: Option<CandidateCharges>,
+    ) -> Result<Decision<'r>, DecideError> {
+        let candidates = candidates.map(CandidateCharges::poll_outcomes);
+        let mut verdicts: SmallVec<[LimitVerdicts; 2]> = SmallVec::new();
+        let charged = self.selections.iter().zip(outcomes);
+        verdicts.extend(charged.map(|(selection, it)| it.limit_verdicts(&self.decider.behaviour, selection)));
+        let charged = ChargedRequest { selected: self, outcomes, verdicts: &verdicts, candidates: candidates.as_ref() };
+        let mut decision = Decision::default();
+        let merged = merge_outcomes(&charged, &mut decision);
+        if self.selections.iter().any(|selection| selection.slot.is_some()) {
+            self.record_slot_holder();
+            if merged.is_ok() {
+                charged.add_slot_token_or_free_slots(&mut decision);
+            }
+        }
+        charged.record(merged.map(|()| &decision));
+        if let Some(candidates) = candidates {
+            candidates.record_outcomes(self);
+        }
+        merged.map(|()| decision)
+    }
+
+    /// Records that the request has no decision.
+    fn record_refusal(&self, reason: DecideError) {
+        ChargedRequest { selected: self, outcomes: &[], verdicts: &[], candidates: None }.record(Err(reason));
+    }
+}
+
+impl ChargedRequest<'_, '_, '_> {
+    /// Records the decision: in the metrics, in the decision log, for operators that listen, and as a line at the level
+    /// debug.
+    fn record(&self, decided: Result<&Decision<'_>, DecideError>) {
+        let SelectedRequest { decider, request, blocked, .. } = *self.selected;
+        if !decider.metrics.is_off() {
+            self.selected.record_metrics(self.outcomes);
+            if blocked.is_some() {
+                decider.blocks.count_rejection(request.domain);
+            }
+        }
+        if decided.is_ok_and(|decision| decision.shadowed) {
+            decider.metrics.record_global_shadow_mode();
+        }
+        self.log(decided);
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::{Arc, LazyLock};
 
 use tollkeeper::base::clock::Time;
 use tollkeeper::base::pb::{RateLimitRequest, RateLimitResponse};
-use tollkeeper::decide::Decider;
+use tollkeeper::decide::decider::Decider;
 use tollkeeper::decide::decision::{DecideError, DecisionContext};
 use tollkeeper::limit::slot::SlotCaller;
 use tollkeeper::rules::compile::options::CompileOptions;

@@ -9,20 +9,19 @@
 
 use std::sync::Arc;
 
-use super::decision::DecisionContext;
 use super::key_text::{key_text, write_entries_text};
 use super::metrics::{
-    ChargeResultToRecord, LimitStatsRef, MetricsRecorder, hits_in_keys, near_limit_threshold, record_hits,
+    ChargeResultToRecord, LimitStatsRef, hits_in_keys, near_limit_threshold, record_hits,
     record_slot_or_reservation_change,
 };
-use super::selection::{RequestWithSelections, SelectedLimit};
+use super::selected_request::SelectedRequest;
+use super::selection::SelectedLimit;
 use crate::base::clock::Time;
 use crate::base::sharded::upper_half;
 use crate::limit::Limit;
 use crate::limit::charge::{Charge, ChargeResult};
 use crate::limit::counter_path::CounterPath;
 use crate::limit::request::Hits;
-use crate::store::Store;
 use crate::store::charge::{DeferredOutcomes, StoreOutcome, spawn_outcome_handler};
 use crate::store::error::ChargeError;
 use crate::telemetry::metrics::limit_stats::{LimitStat, LimitStats};
@@ -57,12 +56,8 @@ pub(super) struct CandidateOutcome<'a> {
 
 impl CandidateCharges {
     /// Begins to charge the candidates of a request; `None` if it has none.
-    pub(super) fn begin_charging(
-        store: &Store,
-        context: DecisionContext<'_>,
-        selected: RequestWithSelections<'_, '_, '_>,
-    ) -> Option<Self> {
-        let RequestWithSelections { request, selections } = selected;
+    pub(super) fn begin_charging(selected: &SelectedRequest<'_, '_, '_>) -> Option<Self> {
+        let SelectedRequest { decider, context, request, selections, .. } = *selected;
         if selections.iter().all(|selection| selection.candidates.is_empty()) {
             return None;
         }
@@ -77,7 +72,7 @@ impl CandidateCharges {
             )
         };
         let charges: Vec<(usize, Charge<'_>)> = refs.iter().map(charge).collect();
-        Some(Self { refs, outcomes: store.charge_without_waiting(&charges, context.store) })
+        Some(Self { refs, outcomes: decider.store.charge_without_waiting(&charges, context.store) })
     }
 
     /// Outcomes that are known by now.
@@ -108,22 +103,18 @@ impl CandidateCharges {
     }
 
     /// Records the outcomes, those that are still missing as soon as they are known.
-    pub(super) fn record_outcomes<'r>(
-        self,
-        recorder: MetricsRecorder<'_>,
-        context: &DecisionContext<'r>,
-        selected: RequestWithSelections<'_, 'r, '_>,
-    ) {
-        let Self { refs, outcomes } = self;
-        let form_of = |candidate: CandidateRef| recorder.value_form_in_keys(&selected.selections[candidate.descriptor]);
-        let record_of = |candidate| UnrecordedCandidateCharge::new(recorder, context, selected, candidate);
+    pub(super) fn record_outcomes(self, selected: &SelectedRequest<'_, '_, '_>) {
+        let (Self { refs, outcomes }, metrics) = (self, &selected.decider.metrics);
+        let form_of =
+            |candidate: CandidateRef| selected.decider.value_form_in_keys(&selected.selections[candidate.descriptor]);
+        let record_of = |candidate| UnrecordedCandidateCharge::new(selected, candidate);
         match outcomes {
             DeferredOutcomes::Ready(outcomes) => {
                 for (candidate, outcome) in refs.iter().zip(outcomes) {
                     let push_text = |text: &mut Vec<u8>| {
                         write_entries_text(text, &candidate_counter_path(selected, *candidate), form_of(*candidate));
                     };
-                    record_of(*candidate).record_outcome(recorder.metrics, &outcome, push_text);
+                    record_of(*candidate).record_outcome(metrics, &outcome, push_text);
                 }
             }
             DeferredOutcomes::Pending(pending) => {
@@ -131,7 +122,7 @@ impl CandidateCharges {
                     (record_of(*candidate), candidate_counter_path(selected, *candidate), form_of(*candidate))
                 });
                 let records: Vec<_> = records.map(|(record, path, form)| (record, key_text(&path, form))).collect();
-                let metrics = Arc::clone(recorder.metrics);
+                let metrics = Arc::clone(metrics);
                 spawn_outcome_handler(pending, move |outcomes| {
                     for ((record, text), outcome) in records.into_iter().zip(outcomes) {
                         record.record_outcome(&metrics, &outcome, |pushed| pushed.extend_from_slice(text.as_bytes()));
@@ -143,7 +134,7 @@ impl CandidateCharges {
 }
 
 fn candidate_counter_path<'a>(
-    selected: RequestWithSelections<'a, '_, '_>,
+    selected: &SelectedRequest<'a, '_, '_>,
     CandidateRef { descriptor, at }: CandidateRef,
 ) -> CounterPath<'a> {
     let selection = &selected.selections[descriptor];
@@ -171,23 +162,18 @@ struct UnrecordedCandidateCharge {
 }
 
 impl UnrecordedCandidateCharge {
-    fn new<'r>(
-        recorder: MetricsRecorder<'_>,
-        context: &DecisionContext<'r>,
-        selected: RequestWithSelections<'_, 'r, '_>,
-        candidate: CandidateRef,
-    ) -> Self {
+    fn new(selected: &SelectedRequest<'_, '_, '_>, candidate: CandidateRef) -> Self {
         let CandidateRef { descriptor, at } = candidate;
-        let selection = &selected.selections[descriptor];
+        let (decider, context, selection) = (selected.decider, selected.context, &selected.selections[descriptor]);
         let (limit, sent): (&SelectedLimit<'_>, _) =
             (&selection.candidates[at], &selected.request.descriptors[descriptor]);
-        let is_on = !recorder.metrics.is_off();
+        let is_on = !decider.metrics.is_off();
         let path = candidate_counter_path(selected, candidate);
         let key = path.hash_for_process();
-        let stats = is_on.then(|| recorder.limit_stats(context, selection, limit, &sent.entries)).flatten();
+        let stats = is_on.then(|| decider.limit_stats(context, selection, limit, &sent.entries)).flatten();
         Self {
             limit: *limit.limit,
-            near: near_limit_threshold(&limit.limit, recorder.near_limit_ratio),
+            near: near_limit_threshold(&limit.limit, decider.behaviour.near_limit_ratio),
             hits: sent.hits,
             is_release: selection.is_release(),
             key,

@@ -14,16 +14,14 @@
 
 use smallvec::SmallVec;
 
-use super::decision::DecisionContext;
 use super::outcome::{Answer, DescriptorOutcome, FailedCharge, LimitRejection, LimitVerdicts, combine_verdicts};
-use super::selection::{RequestWithSelections, Selection};
-use super::store_failures::{FailedChargeCounters, FailurePolicies};
+use super::selected_request::SelectedRequest;
+use super::selection::Selection;
+use super::store_failures::FailurePolicies;
 use crate::limit::StoreFailurePolicy;
 use crate::limit::charge::{Charge, ChargeRequest};
 use crate::limit::request::Hits;
 use crate::limit::slot::SlotChange;
-use crate::settings::decisions::DecisionSettings;
-use crate::store::Store;
 use crate::store::charge::{ChargeResults, LimitAdmissions, StoreOutcome};
 use crate::store::error::ChargeError;
 
@@ -43,22 +41,12 @@ pub(super) struct DryRun {
     error: Option<ChargeError>,
 }
 
-/// Charges the counters of one request.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct RequestCharger<'a, 'r, 'm> {
-    pub(super) store: &'a Store,
-    pub(super) behaviour: &'a DecisionSettings,
-    pub(super) failures: &'a FailedChargeCounters,
-    pub(super) context: &'a DecisionContext<'r>,
-    pub(super) selected: RequestWithSelections<'a, 'r, 'm>,
-}
-
-impl<'a> RequestCharger<'a, '_, '_> {
+impl<'a> SelectedRequest<'a, '_, '_> {
     /// Runs all charges dry, into `dry_runs`; `None` if that is done when the call returns.
-    pub(super) fn dry_run_descriptors(self, dry_runs: &mut DryRuns) -> Option<impl Future<Output = ()>> {
-        let RequestWithSelections { request, selections } = self.selected;
+    pub(super) fn dry_run_descriptors(&self, dry_runs: &mut DryRuns) -> Option<impl Future<Output = ()>> {
+        let Self { request, selections, .. } = *self;
         let without_limits = |selection: &Selection<'_>| DryRun {
-            limit_verdicts: DescriptorOutcome::WithoutLimits.limit_verdicts(self.behaviour, selection),
+            limit_verdicts: DescriptorOutcome::WithoutLimits.limit_verdicts(&self.decider.behaviour, selection),
             is_exceeded: false,
             error: None,
         };
@@ -69,11 +57,11 @@ impl<'a> RequestCharger<'a, '_, '_> {
         let record = move |index: usize, charge: &Charge<'_>, admissions: Result<LimitAdmissions, ChargeError>| {
             dry_runs[index] = self.build_dry_run(&selections[index], charge, admissions);
         };
-        self.store.dry_run_all(charges, self.context.store, record)
+        self.decider.store.dry_run_all(charges, self.context.store, record)
     }
 
     fn build_dry_run(
-        self,
+        &self,
         selection: &Selection<'_>,
         charge: &Charge<'_>,
         admissions: Result<LimitAdmissions, ChargeError>,
@@ -92,7 +80,7 @@ impl<'a> RequestCharger<'a, '_, '_> {
                 let policies = FailurePolicies::for_charge(&selection.limits, charge.request.hits);
                 let mut admissions = LimitAdmissions::new();
                 if policies.uses_fallback() {
-                    admissions = self.store.dry_run_fallback(charge, self.context.store.now);
+                    admissions = self.decider.store.dry_run_fallback(charge, self.context.store.now);
                 }
                 let limit_verdicts = limit_verdicts(&admissions).replaced_by_policies(policies);
                 DryRun { limit_verdicts, is_exceeded: limit_verdicts.rejects(), error: Some(error) }
@@ -102,11 +90,11 @@ impl<'a> RequestCharger<'a, '_, '_> {
 
     /// Makes all charges, into `outcomes`; `None` if that is done when the call returns.
     pub(super) fn charge_descriptors(
-        self,
+        &'a self,
         dry_runs: &'a DryRuns,
         outcomes: &'a mut OutcomesByDescriptor,
     ) -> Option<impl Future<Output = ()>> {
-        let selections = self.selected.selections;
+        let selections = self.selections;
         outcomes.extend(selections.iter().map(|_| DescriptorOutcome::WithoutLimits));
         let holds_back_any = self.limits_reject_request(&dry_runs.iter().map(|dry_run| dry_run.limit_verdicts));
         let charge_of = move |index: usize| {
@@ -120,13 +108,13 @@ impl<'a> RequestCharger<'a, '_, '_> {
     /// Charges the descriptors held back if the request is not rejected after all; `None` if there is nothing to do, or
     /// if that is done when the call returns.
     pub(super) fn charge_held_back_descriptors(
-        self,
+        &'a self,
         dry_runs: &'a DryRuns,
         outcomes: &'a mut OutcomesByDescriptor,
     ) -> Option<impl Future<Output = ()>> {
-        let limit_verdicts = outcomes.iter().zip(self.selected.selections);
+        let limit_verdicts = outcomes.iter().zip(self.selections);
         let limit_verdicts =
-            limit_verdicts.map(|(outcome, selection)| outcome.limit_verdicts(self.behaviour, selection));
+            limit_verdicts.map(|(outcome, selection)| outcome.limit_verdicts(&self.decider.behaviour, selection));
         if !self.limits_reject_request(&dry_runs.iter().map(|dry_run| dry_run.limit_verdicts))
             || self.limits_reject_request(&limit_verdicts)
         {
@@ -143,12 +131,12 @@ impl<'a> RequestCharger<'a, '_, '_> {
 
     /// Makes the charge of each descriptor that has one. A charge whose dry run failed is not sent: its policy decides.
     fn make_charges(
-        self,
+        &'a self,
         charge_of: impl Fn(usize) -> Option<Charge<'a>> + Copy,
         dry_runs: &'a DryRuns,
         outcomes: &'a mut OutcomesByDescriptor,
     ) -> Option<impl Future<Output = ()>> {
-        let RequestWithSelections { request, selections } = self.selected;
+        let Self { request, selections, .. } = *self;
         let failure_of = move |index: usize| dry_runs.get(index)?.error;
         for index in 0..dry_runs.len() {
             if let (Some(error), Some(charge)) = (failure_of(index), charge_of(index)) {
@@ -170,22 +158,22 @@ impl<'a> RequestCharger<'a, '_, '_> {
                 Err(error) => self.decide_failed_charge(error, selection, charge),
             };
         };
-        self.store.charge_all(charges, self.context.store, record)
+        self.decider.store.charge_all(charges, self.context.store, record)
     }
 
-    fn build_descriptor_charge(self, index: usize) -> Option<Charge<'a>> {
-        let RequestWithSelections { request, selections } = self.selected;
+    fn build_descriptor_charge(&self, index: usize) -> Option<Charge<'a>> {
+        let Self { request, selections, .. } = *self;
         selections[index].build_charge(request, index, self.context.max_delay_us)
     }
 
     /// Returns true if the limits reject the request.
-    fn limits_reject_request(self, limit_verdicts: &(impl Iterator<Item = LimitVerdicts> + Clone)) -> bool {
-        combine_verdicts(limit_verdicts, !self.behaviour.shadow_mode) == Answer::Rejected
+    fn limits_reject_request(&self, limit_verdicts: &(impl Iterator<Item = LimitVerdicts> + Clone)) -> bool {
+        combine_verdicts(limit_verdicts, !self.decider.behaviour.shadow_mode) == Answer::Rejected
     }
 
     /// Decides a charge that the store failed to decide. Refunds, peeks and limits in shadow mode are never rejected.
     fn decide_failed_charge(
-        self,
+        &self,
         error: ChargeError,
         selection: &Selection<'_>,
         charge: &Charge<'_>,
@@ -194,10 +182,15 @@ impl<'a> RequestCharger<'a, '_, '_> {
             return self.decide_failed_release(error, charge);
         }
         let policies = FailurePolicies::for_charge(&selection.limits, charge.request.hits);
-        self.failures.record_and_log_failure(error, policies.strictest(), self.context.store.now, self.store);
+        self.decider.failures.record_and_log_failure(
+            error,
+            policies.strictest(),
+            self.context.store.now,
+            &self.decider.store,
+        );
         let mut fallback = ChargeResults::new();
         if policies.uses_fallback() {
-            fallback = self.store.charge_fallback(charge, self.context.store.now);
+            fallback = self.decider.store.charge_fallback(charge, self.context.store.now);
         }
         for (selected, result) in selection.limits.iter().zip(&mut fallback) {
             let is_allowed = policies.policy_for_limit(selected) == StoreFailurePolicy::Allow;
@@ -208,27 +201,32 @@ impl<'a> RequestCharger<'a, '_, '_> {
 }
 
 /// Releases of slots.
-impl RequestCharger<'_, '_, '_> {
+impl SelectedRequest<'_, '_, '_> {
     /// Frees a slot that this process gave out while the store failed. The store may have given it out too, later.
     #[cold]
-    fn release_fallback_slot(self, charge: &Charge<'_>) {
-        if !self.store.is_immediate() && self.store.has_fallback_slots() {
-            self.store.charge_fallback(charge, self.context.store.now);
+    fn release_fallback_slot(&self, charge: &Charge<'_>) {
+        if !self.decider.store.is_immediate() && self.decider.store.has_fallback_slots() {
+            self.decider.store.charge_fallback(charge, self.context.store.now);
         }
     }
 
     /// Decides a release that the store failed to make, and repeats it later. It is an error unless this process gave
     /// out the slot, so that Envoy repeats the call too: this process may end before.
     #[cold]
-    fn decide_failed_release(self, error: ChargeError, charge: &Charge<'_>) -> DescriptorOutcome {
+    fn decide_failed_release(&self, error: ChargeError, charge: &Charge<'_>) -> DescriptorOutcome {
         // By its token, a release frees the slot of its request only, however late.
-        self.store.give_back_slots(&[(0, charge.clone())], self.context.store);
-        let results = self.store.charge_fallback(charge, self.context.store.now);
+        self.decider.store.give_back_slots(&[(0, charge.clone())], self.context.store);
+        let results = self.decider.store.charge_fallback(charge, self.context.store.now);
         if results.iter().any(|result| result.slot == SlotChange::Freed) {
             return DescriptorOutcome::Charged(StoreOutcome::from_store_results(results, self.context.store.now));
         }
         let policies = FailurePolicies { hard: StoreFailurePolicy::Error, quotas: StoreFailurePolicy::Error };
-        self.failures.record_and_log_failure(error, StoreFailurePolicy::Error, self.context.store.now, self.store);
+        self.decider.failures.record_and_log_failure(
+            error,
+            StoreFailurePolicy::Error,
+            self.context.store.now,
+            &self.decider.store,
+        );
         DescriptorOutcome::Failed(FailedCharge { error, policies, fallback: ChargeResults::new() })
     }
 }

@@ -13,11 +13,11 @@ use serde::Serialize;
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
-use super::Decider;
+use super::decider::Decider;
 use super::decision::DecisionContext;
 use super::explain::ExplainedCounter;
 use super::prepared_request::PreparedRequest;
-use super::selection::{RequestWithSelections, Selection, select_limits};
+use super::selection::{Selection, select_limits};
 use crate::decide::log::value_form::ValueForm;
 use crate::limit::request::{Descriptor, Entry, Hits, Request};
 use crate::rules::rule::RuleLogging;
@@ -179,9 +179,7 @@ impl Decider {
         };
         let is_private = of.rule.rule.logging == Some(RuleLogging::None);
         let form = if is_private { &ValueForm::Omitted } else { &self.key_values };
-        let found = self
-            .peek_selected_counters(context, RequestWithSelections { request: &request, selections: &selections })
-            .await;
+        let found = self.peek_selected_counters(context, &request, &selections).await;
         let listed = paths.iter().zip(found).filter_map(|(path, results)| {
             results.iter().flatten().any(|counter| counter.result.after > 0).then_some(())?;
             let entries = path.entries.iter().enumerate().map(|(index, [key, value])| {

@@ -8,10 +8,10 @@
 use std::borrow::Cow;
 use std::cmp::Reverse;
 
-use super::Decider;
+use super::decider::Decider;
 use super::decision::DecisionContext;
 use super::prepared_request::PreparedRequest;
-use super::selection::{RequestWithSelections, SelectedLimit, Selection, select_limits};
+use super::selection::{SelectedLimit, Selection, select_limits};
 use super::store_failures::FailurePolicies;
 use crate::base::clock::Time;
 use crate::limit::RegionConnection;
@@ -416,16 +416,16 @@ impl Decider {
             self.row_reader.read_missing_rows(&self.store, &self.key_values, context, request).await;
         }
         let selections = select_limits(&self.behaviour, &prepared, Some(context.store.now));
-        self.peek_selected_counters(context, RequestWithSelections { request, selections: &selections }).await
+        self.peek_selected_counters(context, request, &selections).await
     }
 
     /// Peeks at the counters of selected limits, as [`Decider::peek_counters`] does.
     pub(super) async fn peek_selected_counters(
         &self,
         context: DecisionContext<'_>,
-        selected: RequestWithSelections<'_, '_, '_>,
+        request: &Request<'_>,
+        selections: &[Selection<'_>],
     ) -> Vec<Vec<Option<PeekedCounter>>> {
-        let RequestWithSelections { request, selections } = selected;
         let charges = selections.iter().enumerate().flat_map(|(index, selection)| {
             selection.build_all_charges(request, index, context.max_delay_us).map(move |charge| (index, charge))
         });

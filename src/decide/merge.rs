@@ -24,10 +24,12 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::blocks::{Block, BlockMatch};
+use super::charged_request::ChargedRequest;
 use super::decision::{DecideError, Decision, Header, ReportedStatus};
 use super::metadata;
 use super::outcome::{Answer, DescriptorOutcome, LimitVerdicts, combine_verdicts, quotas_reject, retry_after_us};
-use super::selection::{RequestWithSelections, SelectedLimit, Selection};
+use super::selected_request::SelectedRequest;
+use super::selection::{SelectedLimit, Selection};
 use super::status::DescriptorStatus;
 use crate::base::clock::Time;
 use crate::limit::period::Unit;
@@ -38,17 +40,20 @@ use crate::settings::decisions::{DecisionSettings, LimitHeaderNames};
 ///
 /// It is filled where it stands: each copy would cost a hundredth of a decision from memory.
 pub(super) fn merge_outcomes<'r>(
-    behaviour: &'r DecisionSettings,
-    selected: RequestWithSelections<'_, 'r, '_>,
-    outcomes: &[DescriptorOutcome],
+    charged: &ChargedRequest<'_, 'r, '_>,
     decision: &mut Decision<'r>,
 ) -> Result<(), DecideError> {
-    let RequestWithSelections { request, selections } = selected;
+    let ChargedRequest { selected, outcomes, verdicts, .. } = *charged;
+    let SelectedRequest { decider, selections, .. } = *selected;
+    let behaviour = &decider.behaviour;
     let mut statuses: SmallVec<[DescriptorStatus<'r>; 2]> = SmallVec::new();
     let decided = selections.iter().zip(outcomes);
-    statuses.extend(decided.map(|(selection, outcome)| DescriptorStatus::from_outcome(behaviour, selection, outcome)));
-    let rejected = match combine_verdicts(&statuses.iter().map(|status| status.limit_verdicts), !behaviour.shadow_mode)
-    {
+    statuses.extend(decided.map(|(selection, outcome)| DescriptorStatus::from_outcome(selection, outcome)));
+    if let Some(blocked) = selected.blocked {
+        reject_blocked_request(selected, blocked, statuses, decision);
+        return Ok(());
+    }
+    let rejected = match combine_verdicts(&verdicts.iter().copied(), !behaviour.shadow_mode) {
         Answer::Failed => return Err(DecideError::Store),
         answer => answer == Answer::Rejected,
     };
@@ -57,11 +62,11 @@ pub(super) fn merge_outcomes<'r>(
     let may_delay = !rejected && !behaviour.shadow_mode;
     (decision.over_limit, decision.shadowed) = (over_limit, rejected && !over_limit);
     append_descriptor_headers(&mut decision.headers, behaviour, &statuses);
-    append_limit_headers(&mut decision.headers, behaviour.limit_headers.as_ref(), &statuses);
-    append_limit_headers(&mut decision.request_headers, behaviour.request_limit_headers.as_ref(), &statuses);
+    append_limit_headers(&mut decision.headers, behaviour.limit_headers.as_ref(), &statuses, verdicts);
+    append_limit_headers(&mut decision.request_headers, behaviour.request_limit_headers.as_ref(), &statuses, verdicts);
     if over_limit {
-        decision.headers.extend(build_retry_after_header(behaviour, &statuses));
-        let rejection = select_rejection_body(selections, &statuses);
+        decision.headers.extend(build_retry_after_header(behaviour, verdicts));
+        let rejection = select_rejection_body(selections, verdicts);
         decision.body = rejection.and_then(|rejection| rejection.body.as_deref());
         let content_type = rejection.and_then(|rejection| rejection.content_type.as_deref());
         let content_type = content_type.map(|text| Header { name: "content-type", value: Cow::Borrowed(text) });
@@ -69,54 +74,44 @@ pub(super) fn merge_outcomes<'r>(
     } else {
         decision.request_headers.extend(build_exceeded_limits_header(behaviour, selections, outcomes));
     }
-    decision.metadata = metadata::build_metadata(behaviour, request, selections, &statuses);
+    decision.metadata = metadata::build_metadata(charged, &statuses);
     decision.delay_us = statuses.iter().map(|status| status.delay_us).max().filter(|_| may_delay).unwrap_or(0);
     decision.statuses.extend(statuses.into_iter().map(|status| status.shown));
     Ok(())
 }
 
-/// Builds the rejection of a request with blocked entries; `outcomes` are those of its refunds, or none.
-pub(super) fn build_block_rejection<'r>(
-    behaviour: &'r DecisionSettings,
-    now: Time,
-    selected: RequestWithSelections<'_, 'r, '_>,
-    outcomes: &[DescriptorOutcome],
+/// Rejects a request with blocked entries. `statuses` are those of its refunds, and of descriptors without a charge.
+#[cold]
+fn reject_blocked_request<'r>(
+    selected: &SelectedRequest<'_, 'r, '_>,
     blocked: &BlockMatch,
-) -> Decision<'r> {
-    let wait_s = |until: Time| until.since_us(now).div_ceil(1_000_000).max(1);
-    let status = |(index, block): (usize, &Option<Arc<Block>>)| match (block, selected.selections.get(index)) {
-        (Some(block), _) => {
+    statuses: SmallVec<[DescriptorStatus<'r>; 2]>,
+    decision: &mut Decision<'r>,
+) {
+    let SelectedRequest { decider, context, request, .. } = *selected;
+    let wait_s = |until: Time| until.since_us(context.store.now).div_ceil(1_000_000).max(1);
+    let shown = |(status, block): (DescriptorStatus<'r>, &Option<Arc<Block>>)| match block {
+        Some(block) => {
             ReportedStatus { over_limit: true, until_reset_s: Some(wait_s(block.until)), ..ReportedStatus::default() }
         }
-        (None, Some(selection)) if index < outcomes.len() => {
-            DescriptorStatus::from_outcome(behaviour, selection, &outcomes[index]).shown
-        }
-        (None, _) => ReportedStatus::default(),
+        None => status.shown,
     };
-    let retry_after = behaviour.retry_after_header.as_deref();
-    let retry_after = retry_after.map(|name| Header { name, value: Cow::Owned(wait_s(blocked.until).to_string()) });
-    Decision {
-        over_limit: true,
-        shadowed: false,
-        statuses: blocked.descriptors.iter().enumerate().map(status).collect(),
-        headers: retry_after.into_iter().collect(),
-        request_headers: Vec::new(),
-        body: None,
-        metadata: metadata::build_block_metadata(behaviour, selected.request, blocked),
-        delay_us: 0,
-    }
+    let retry_after = decider.behaviour.retry_after_header.as_deref();
+    decision.over_limit = true;
+    decision.statuses.extend(statuses.into_iter().zip(&blocked.descriptors).map(shown));
+    decision
+        .headers
+        .extend(retry_after.map(|name| Header { name, value: Cow::Owned(wait_s(blocked.until).to_string()) }));
+    decision.metadata = metadata::build_block_metadata(&decider.behaviour, request, blocked);
 }
 
 /// First body of the descriptors that reject the request. Exceeded quotas do only if all are.
-fn select_rejection_body<'r>(
-    selections: &[Selection<'r>],
-    statuses: &[DescriptorStatus<'_>],
-) -> Option<&'r OverLimitBody> {
-    let quotas_reject = quotas_reject(statuses.iter().map(|status| status.limit_verdicts));
+fn select_rejection_body<'r>(selections: &[Selection<'r>], verdicts: &[LimitVerdicts]) -> Option<&'r OverLimitBody> {
+    let quotas_reject = quotas_reject(verdicts);
     let rejects = |limit_verdicts: &LimitVerdicts| {
         limit_verdicts.hard.rejects() || quotas_reject && limit_verdicts.quotas.is_some()
     };
-    let rejecting = selections.iter().zip(statuses).filter(|(_, status)| rejects(&status.limit_verdicts));
+    let rejecting = selections.iter().zip(verdicts).filter(|(_, limit_verdicts)| rejects(limit_verdicts));
     let bodies = rejecting.filter_map(|(selection, _)| selection.over_limit_body);
     bodies.into_iter().find(|rejection| rejection.body.is_some())
 }
@@ -127,12 +122,13 @@ fn append_limit_headers<'r>(
     headers: &mut impl Extend<Header<'r>>,
     names: Option<&'r LimitHeaderNames>,
     statuses: &[DescriptorStatus<'r>],
+    verdicts: &[LimitVerdicts],
 ) {
     let Some(names) = names else { return };
     let mut least = (u32::MAX, None);
-    for status in statuses {
+    for (status, limit_verdicts) in statuses.iter().zip(verdicts) {
         let Some(limit) = status.shown.current_limit else { continue };
-        let is_exceeded = status.limit_verdicts.hard.rejects();
+        let is_exceeded = limit_verdicts.hard.rejects();
         if is_exceeded || status.shown.remaining < least.0 {
             least = (status.shown.remaining, Some((limit, &status.shown)));
         }
@@ -147,12 +143,9 @@ fn append_limit_headers<'r>(
 }
 
 /// `Retry-After` header: seconds until the same request could pass, rounded up, at least 1. `None` if it never will.
-fn build_retry_after_header<'r>(
-    behaviour: &'r DecisionSettings,
-    statuses: &[DescriptorStatus<'r>],
-) -> Option<Header<'r>> {
+fn build_retry_after_header<'r>(behaviour: &'r DecisionSettings, verdicts: &[LimitVerdicts]) -> Option<Header<'r>> {
     let name = behaviour.retry_after_header.as_deref()?;
-    let wait_us = retry_after_us(statuses.iter().map(|status| status.limit_verdicts))?;
+    let wait_us = retry_after_us(verdicts)?;
     Some(Header { name, value: Cow::Owned(wait_us.div_ceil(1_000_000).max(1).to_string()) })
 }
 

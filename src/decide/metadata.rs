@@ -11,6 +11,8 @@ use std::sync::Arc;
 use serde_json::{Map, Value, json};
 
 use super::blocks::{Block, BlockMatch};
+use super::charged_request::ChargedRequest;
+use super::selected_request::SelectedRequest;
 use super::selection::Selection;
 use super::status::DescriptorStatus;
 use crate::limit::period::Unit;
@@ -22,18 +24,18 @@ use crate::telemetry::metrics::limit_stats::LimitName;
 
 /// Metadata of an answer; `None` if it is switched off.
 pub(super) fn build_metadata(
-    behaviour: &DecisionSettings,
-    request: &Request<'_>,
-    selections: &[Selection<'_>],
+    charged: &ChargedRequest<'_, '_, '_>,
     statuses: &[DescriptorStatus<'_>],
 ) -> Option<Map<String, Value>> {
+    let SelectedRequest { decider, request, selections, .. } = *charged.selected;
+    let behaviour = &decider.behaviour;
     if !behaviour.response_dynamic_metadata && !behaviour.metadata_verdicts {
         return None;
     }
     let mut fields = Map::new();
     if behaviour.response_dynamic_metadata {
         insert_request_fields(&mut fields, request);
-        let attached = merge_rule_metadata(selections, statuses);
+        let attached = merge_rule_metadata(charged, statuses);
         if !attached.is_empty() {
             fields.insert("metadata".to_owned(), Value::Object(attached));
         }
@@ -118,10 +120,11 @@ fn format_override(sent: &LimitOverride) -> String {
 }
 
 /// Metadata of the rules whose descriptors pass, merged in the order of the request; the first value of a key stays.
-fn merge_rule_metadata(selections: &[Selection<'_>], statuses: &[DescriptorStatus<'_>]) -> Map<String, Value> {
+fn merge_rule_metadata(charged: &ChargedRequest<'_, '_, '_>, statuses: &[DescriptorStatus<'_>]) -> Map<String, Value> {
     let mut merged = Map::new();
-    for (selection, status) in selections.iter().zip(statuses) {
-        let passed = !selection.limits.is_empty() && !status.shown.over_limit && !status.answers_with_error();
+    let decided = charged.selected.selections.iter().zip(charged.verdicts);
+    for ((selection, limit_verdicts), status) in decided.zip(statuses) {
+        let passed = !selection.limits.is_empty() && !status.shown.over_limit && !limit_verdicts.fail();
         let metadata = selection.rule.filter(|_| passed).and_then(|compiled| compiled.rule.metadata.as_ref());
         if let Some(metadata) = metadata {
             merge_keeping_existing(&mut merged, metadata);

@@ -12,10 +12,12 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
+use super::decider::Decider;
 use super::decision::DecisionContext;
 use super::key_text::write_entries_text;
 use super::outcome::DescriptorOutcome;
-use super::selection::{RequestWithSelections, SelectedLimit, Selection};
+use super::selected_request::SelectedRequest;
+use super::selection::{SelectedLimit, Selection};
 use crate::base::clock::Time;
 use crate::base::sharded::upper_half;
 use crate::decide::log::value_form::ValueForm;
@@ -30,21 +32,8 @@ use crate::rules::rule::metric_names::build_override_metric_name;
 use crate::rules::rule::set::DomainRules;
 use crate::store::charge::DecidedBy;
 use crate::telemetry::metrics::limit_stats::{LimitStat, LimitStats};
-use crate::telemetry::service_metrics::ServiceMetrics;
 use crate::telemetry::top_keys::KeyRejection;
 use crate::telemetry::unmatched_descriptors::UnmatchedDescriptor;
-
-/// Records outcomes in the metrics.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct MetricsRecorder<'d> {
-    pub(super) metrics: &'d Arc<ServiceMetrics>,
-    /// Share of a limit from which on it counts as nearly used up.
-    pub(super) near_limit_ratio: f32,
-    /// Keys of new counters are recorded, because the store cannot list its keys.
-    pub(super) records_recent_keys: bool,
-    /// Form of the values in rejected keys.
-    pub(super) key_values: &'d ValueForm,
-}
 
 /// Statistics that a limit counts under.
 pub(super) enum LimitStatsRef<'r> {
@@ -87,18 +76,14 @@ pub(super) struct ChargeResultToRecord<'a> {
     pub(super) decided_by: DecidedBy,
 }
 
-impl<'d> MetricsRecorder<'d> {
-    /// Records the outcome of each descriptor.
-    pub(super) fn record_outcomes<'r>(
-        self,
-        context: &DecisionContext<'r>,
-        selected: RequestWithSelections<'_, 'r, '_>,
-        outcomes: &[DescriptorOutcome],
-    ) {
-        let RequestWithSelections { request, selections } = selected;
+impl SelectedRequest<'_, '_, '_> {
+    /// Records the outcome of each descriptor in the metrics.
+    pub(super) fn record_metrics(&self, outcomes: &[DescriptorOutcome]) {
+        let Self { decider, context, request, selections, .. } = *self;
         for (index, (selection, outcome)) in selections.iter().zip(outcomes).enumerate() {
+            let path = selection.counter_path(request, index);
             if selection.domain.is_none() || selection.matches_nothing {
-                self.record_unmatched_descriptor(context.store.now, selection, &selection.counter_path(request, index));
+                decider.record_unmatched_descriptor(context.store.now, selection, &path);
             }
             if let Some(source) = selection.plan_source {
                 record_default_plan_use(selection, source);
@@ -108,36 +93,37 @@ impl<'d> MetricsRecorder<'d> {
                 continue;
             }
             let descriptor = &request.descriptors[index];
-            let decided =
-                DecidedDescriptor { descriptor, path: selection.counter_path(request, index), selection, outcome };
-            self.record_descriptor_key(context.store.now, decided);
+            let decided = DecidedDescriptor { descriptor, path, selection, outcome };
+            decider.record_descriptor_key(context.store.now, decided);
             for (at, limit) in selection.limits.iter().enumerate() {
-                let Some(stats) = self.limit_stats(context, selection, limit, &descriptor.entries) else { continue };
+                let Some(stats) = decider.limit_stats(context, selection, limit, &descriptor.entries) else { continue };
                 if let (LimitStatsRef::Request(_), Some(rule)) = (&stats, limit.stats) {
                     rule.record_decision_under_request_name(outcome.limit_rejects(at));
                 }
-                self.record_limit_outcome(&stats, decided, at);
+                decider.record_limit_outcome(&stats, decided, at);
             }
         }
     }
+}
 
+impl Decider {
     /// Records a descriptor that nothing limits, because no rule matches it or its domain has no rules.
     #[cold]
-    fn record_unmatched_descriptor(self, now: Time, selection: &Selection<'_>, path: &CounterPath<'_>) {
+    fn record_unmatched_descriptor(&self, now: Time, selection: &Selection<'_>, path: &CounterPath<'_>) {
         match selection.domain {
             Some(domain) => domain.others.add_to_counter(LimitStat::Unmatched, 1),
             None => self.metrics.limits.record_unknown_domain(path.domain),
         }
         let keys = path.entries.iter().map(|entry| entry.key);
         let descriptor = UnmatchedDescriptor { domain: path.domain, has_rules: selection.domain.is_some(), keys };
-        self.metrics.unmatched.record(descriptor, now, |text| write_entries_text(text, path, self.key_values));
+        self.metrics.unmatched.record(descriptor, now, |text| write_entries_text(text, path, &self.key_values));
     }
 
     /// Records the outcome of the limit at `at` of a descriptor.
-    fn record_limit_outcome(self, stats: &LimitStats, decided: DecidedDescriptor<'_, '_, '_>, at: usize) {
+    fn record_limit_outcome(&self, stats: &LimitStats, decided: DecidedDescriptor<'_, '_, '_>, at: usize) {
         let DecidedDescriptor { descriptor, selection, outcome, .. } = decided;
         let (limit, hits, shadow) = (&selection.limits[at], descriptor.hits, selection.limits[at].shadow);
-        let near = near_limit_threshold(&limit.limit, self.near_limit_ratio);
+        let near = near_limit_threshold(&limit.limit, self.behaviour.near_limit_ratio);
         match outcome {
             DescriptorOutcome::WithoutLimits => {}
             DescriptorOutcome::Charged(outcome) => {
@@ -173,7 +159,7 @@ impl<'d> MetricsRecorder<'d> {
     }
 
     /// Records the key of a descriptor: among the distinct keys, the rejected ones, and those of new counters.
-    fn record_descriptor_key(self, now: Time, decided: DecidedDescriptor<'_, '_, '_>) {
+    fn record_descriptor_key(&self, now: Time, decided: DecidedDescriptor<'_, '_, '_>) {
         let DecidedDescriptor { descriptor, path, selection, outcome } = decided;
         let (results, is_charged) = match outcome {
             DescriptorOutcome::Charged(outcome) => (&outcome.results, true),
@@ -181,7 +167,8 @@ impl<'d> MetricsRecorder<'d> {
             DescriptorOutcome::WithoutLimits => return,
         };
         let Some(hits) = hits_in_keys(descriptor.hits) else { return };
-        let adds_key = is_charged && descriptor.hits != Hits::Peek && self.records_recent_keys;
+        // A store that cannot list its keys has those of new counters recorded.
+        let adds_key = is_charged && descriptor.hits != Hits::Peek && !self.store.can_list_counters();
         let key = selection.key;
         // The lower half chooses the shard of the rejected keys.
         let hash = upper_half(key);
@@ -215,7 +202,7 @@ impl<'d> MetricsRecorder<'d> {
 
     /// Records the key of a decision in the sample, under the first limit of the descriptor.
     #[cold]
-    fn record_busy_key(self, now: Time, decided: DecidedDescriptor<'_, '_, '_>, hits: u64) {
+    fn record_busy_key(&self, now: Time, decided: DecidedDescriptor<'_, '_, '_>, hits: u64) {
         let DecidedDescriptor { descriptor, path, selection, .. } = decided;
         let Some(first) = selection.limits.first() else { return };
         let Some(stats) = first.stats.or_else(|| selection.domain.map(|domain| &domain.others)) else { return };
@@ -228,14 +215,14 @@ impl<'d> MetricsRecorder<'d> {
     }
 
     /// Form in which keys of a selection show their values; those of rules with `decision_log: none` are left out.
-    pub(super) fn value_form_in_keys(self, selection: &Selection<'_>) -> &'d ValueForm {
+    pub(super) fn value_form_in_keys(&self, selection: &Selection<'_>) -> &ValueForm {
         let is_private = selection.rule.is_some_and(|compiled| compiled.rule.logging == Some(RuleLogging::None));
-        if is_private { &ValueForm::Omitted } else { self.key_values }
+        if is_private { &ValueForm::Omitted } else { &self.key_values }
     }
 
     /// Statistics that a limit counts under: those of its rule, or of a name that the request makes.
     pub(super) fn limit_stats<'r>(
-        self,
+        &self,
         context: &DecisionContext<'r>,
         selection: &Selection<'r>,
         limit: &SelectedLimit<'r>,
@@ -260,11 +247,11 @@ impl<'d> MetricsRecorder<'d> {
     }
 
     /// Statistics of a limit that came with a request; `None` if there is no room for its name.
-    fn override_stats(self, selection: &Selection<'_>, descriptor: &Descriptor<'_>) -> Option<Arc<LimitStats>> {
+    fn override_stats(&self, selection: &Selection<'_>, descriptor: &Descriptor<'_>) -> Option<Arc<LimitStats>> {
         self.stats_named_by_request(selection.domain?, &build_override_metric_name(&descriptor.entries))
     }
 
-    fn stats_named_by_request(self, domain: &DomainRules, parts: &[String]) -> Option<Arc<LimitStats>> {
+    fn stats_named_by_request(&self, domain: &DomainRules, parts: &[String]) -> Option<Arc<LimitStats>> {
         let names: SmallVec<[&str; 6]> =
             std::iter::once(&*domain.name).chain(parts.iter().map(String::as_str)).collect();
         self.metrics.limits.register_request_limit(&names)

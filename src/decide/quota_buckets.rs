@@ -11,14 +11,15 @@
 use bytes::Bytes;
 use smallvec::SmallVec;
 
-use super::Decider;
 use super::candidates::CandidateCharges;
+use super::decider::Decider;
 use super::decision::DecisionContext;
 use super::key_text::{KeyEntry, key_text};
 use super::log::value_form::ValueForm;
 use super::outcome::DescriptorOutcome;
 use super::prepared_request::PreparedRequest;
-use super::selection::{RequestWithSelections, Selection, select_limits};
+use super::selected_request::SelectedRequest;
+use super::selection::{SelectedLimit, Selection, select_limits};
 use crate::limit::charge::{Charge, ChargeRequest, ChargeResult, Counter};
 use crate::limit::counter_path::CounterPath;
 use crate::limit::request::{Descriptor, Entry, Hits, MAX_HITS, Request};
@@ -275,12 +276,13 @@ impl Decider {
         let prepared = PreparedRequest::as_sent(rules, &request);
         let selections = select_limits(&self.behaviour, &prepared, Some(context.store.now));
         let Some(selection) = selections.first() else { return };
-        let selected = RequestWithSelections { request: &request, selections: &selections };
-        let candidates = CandidateCharges::begin_charging(&self.store, context, selected);
+        let (request, selections, context) = (&request, &*selections, &context);
+        let selected = SelectedRequest { decider: self, context, request, selections, blocked: None };
+        let candidates = CandidateCharges::begin_charging(&selected);
         let outcome = match selection.limits.is_empty() {
             true => DescriptorOutcome::WithoutLimits,
             false => {
-                let results = self.build_report_results(context, selected, ReportedHitsWithVerdict { hits, admitted });
+                let results = build_report_results(&selected, ReportedHitsWithVerdict { hits, admitted });
                 DescriptorOutcome::Charged(StoreOutcome {
                     results,
                     decided_by: DecidedBy::Rlqs,
@@ -289,51 +291,44 @@ impl Decider {
             }
         };
         // The decision was the proxy's; nobody waits for this one.
-        drop(self.record_and_merge_outcomes(&context, selected, &[outcome], candidates));
+        drop(selected.decide(&[outcome], candidates));
     }
+}
 
-    /// Results of the limits: the proxy's verdict, and those of limits in shadow mode, which are charged.
-    fn build_report_results(
-        &self,
-        context: DecisionContext<'_>,
-        selected: RequestWithSelections<'_, '_, '_>,
-        ReportedHitsWithVerdict { hits, admitted }: ReportedHitsWithVerdict,
-    ) -> ChargeResults {
-        let selection = &selected.selections[0];
-        let charged = self.charge_shadow_limits(context, selected, selection);
-        let mut shadow = charged.iter().flatten().flat_map(|outcome| &outcome.results);
-        let result = |limit: &super::selection::SelectedLimit<'_>| {
-            let admitted = admitted || limit.shadow;
-            let by_proxy = ChargeResult {
-                admitted,
-                before: if admitted { 0 } else { limit.limit.capacity().into() },
-                after: if admitted { hits } else { limit.limit.capacity().into() },
-                retry_after_us: (!admitted).then(|| limit.limit.period_us()),
-                ..ChargeResult::default()
-            };
-            if limit.shadow { shadow.next().copied().unwrap_or(by_proxy) } else { by_proxy }
+/// Results of the limits: the proxy's verdict, and those of limits in shadow mode, which are charged.
+fn build_report_results(
+    selected: &SelectedRequest<'_, '_, '_>,
+    ReportedHitsWithVerdict { hits, admitted }: ReportedHitsWithVerdict,
+) -> ChargeResults {
+    let charged = charge_shadow_limits(selected);
+    let mut shadow = charged.iter().flatten().flat_map(|outcome| &outcome.results);
+    let result = |limit: &SelectedLimit<'_>| {
+        let admitted = admitted || limit.shadow;
+        let by_proxy = ChargeResult {
+            admitted,
+            before: if admitted { 0 } else { limit.limit.capacity().into() },
+            after: if admitted { hits } else { limit.limit.capacity().into() },
+            retry_after_us: (!admitted).then(|| limit.limit.period_us()),
+            ..ChargeResult::default()
         };
-        selection.limits.iter().map(result).collect()
-    }
+        if limit.shadow { shadow.next().copied().unwrap_or(by_proxy) } else { by_proxy }
+    };
+    selected.selections[0].limits.iter().map(result).collect()
+}
 
-    /// Charges the limits in shadow mode; returns the outcomes that are known at once.
-    fn charge_shadow_limits(
-        &self,
-        context: DecisionContext<'_>,
-        selected: RequestWithSelections<'_, '_, '_>,
-        selection: &Selection<'_>,
-    ) -> Vec<Option<StoreOutcome>> {
-        let Some(mut charge) = selection.build_charge(selected.request, 0, 0) else { return Vec::new() };
-        charge.counters.retain(|counter| counter.shadow);
-        if charge.counters.is_empty() {
-            return Vec::new();
-        }
-        match self.store.charge_without_waiting(&[(0, charge)], context.store).resolve_arrived() {
-            DeferredOutcomes::Ready(outcomes) => outcomes.into_iter().map(Result::ok).collect(),
-            DeferredOutcomes::Pending(pending) => {
-                spawn_outcome_handler(pending, drop);
-                Vec::new()
-            }
+/// Charges the limits in shadow mode of a bucket; returns the outcomes that are known at once.
+fn charge_shadow_limits(selected: &SelectedRequest<'_, '_, '_>) -> Vec<Option<StoreOutcome>> {
+    let SelectedRequest { decider, context, request, selections, .. } = *selected;
+    let Some(mut charge) = selections[0].build_charge(request, 0, 0) else { return Vec::new() };
+    charge.counters.retain(|counter| counter.shadow);
+    if charge.counters.is_empty() {
+        return Vec::new();
+    }
+    match decider.store.charge_without_waiting(&[(0, charge)], context.store).resolve_arrived() {
+        DeferredOutcomes::Ready(outcomes) => outcomes.into_iter().map(Result::ok).collect(),
+        DeferredOutcomes::Pending(pending) => {
+            spawn_outcome_handler(pending, drop);
+            Vec::new()
         }
     }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::candidates::CandidateCharges;
 use super::key_text::key_text;
 use super::outcome::DescriptorOutcome;
+use super::selected_request::SelectedRequest;
 use super::selection::{SelectedLimit, Selection};
 use crate::decide::log::value_form::ValueForm;
 use crate::limit::Limit;
@@ -101,6 +102,20 @@ impl<'a, 'r> DescriptorResults<'a, 'r> {
     /// room for a counter.
     pub const fn store_failed(&self) -> bool {
         matches!(self.outcome, DescriptorOutcome::Failed(_))
+    }
+}
+
+impl<'r> SelectedRequest<'_, 'r, '_> {
+    /// Results of each descriptor, of its candidates those that are known.
+    pub(super) fn results<'a>(
+        &'a self,
+        outcomes: &'a [DescriptorOutcome],
+        candidates: Option<&'a CandidateCharges>,
+    ) -> impl Iterator<Item = DescriptorResults<'a, 'r>> {
+        self.selections.iter().zip(outcomes).enumerate().map(move |(index, (selection, outcome))| {
+            let path = selection.counter_path(self.request, index);
+            DescriptorResults { path, index, selection, outcome, candidates }
+        })
     }
 }
 

@@ -95,14 +95,6 @@ pub(super) struct SelectedLimit<'r> {
     epoch: u64,
 }
 
-/// A request, and the limits selected for its descriptors.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct RequestWithSelections<'a, 'r, 'm> {
-    pub(super) request: &'a Request<'m>,
-    /// One for each descriptor.
-    pub(super) selections: &'a [Selection<'r>],
-}
-
 /// Limits selected for a request, for each of its descriptors.
 pub(super) type SelectionsByDescriptor<'r> = SmallVec<[Selection<'r>; 2]>;
 
@@ -139,6 +131,17 @@ pub(super) fn select_limits<'r>(
     }
     selections.iter_mut().enumerate().for_each(|(index, selection)| selection.set_path_hash(request, index));
     selections
+}
+
+/// Leaves a request with blocked entries the limits of its refunds: nothing else of it reaches a counter.
+#[cold]
+pub(super) fn keep_limits_of_refunds(selections: &mut [Selection<'_>], request: &Request<'_>) {
+    for (selection, descriptor) in selections.iter_mut().zip(&request.descriptors) {
+        if !matches!(descriptor.hits, Hits::Refund(_)) {
+            selection.limits.clear();
+            selection.candidates.clear();
+        }
+    }
 }
 
 /// Drops the limits that a rule of the request replaces.

@@ -7,12 +7,13 @@
 //! Decides: the token of a slot in an answer (`-`, `?`), also of a blocked request.
 //! Decides: who gives slots and reservations back that another descriptor's limit rejects.
 
-use super::Decider;
-use super::decision::{Decision, DecisionContext};
+use super::charged_request::ChargedRequest;
+use super::decision::Decision;
 use super::outcome::DescriptorOutcome;
-use super::selection::{RequestWithSelections, Selection};
+use super::selected_request::SelectedRequest;
+use super::selection::Selection;
 use crate::limit::charge::Charge;
-use crate::limit::request::{Hits, Request};
+use crate::limit::request::Hits;
 use crate::limit::slot::{
     SlotAction, SlotChange, SlotIdWithToken, SlotUse, TOKEN_OF_REJECTED_REQUEST, TOKEN_OF_UNANSWERED_REQUEST,
 };
@@ -20,64 +21,39 @@ use crate::limit::slot::{
 /// Key of the dynamic metadata that has the token.
 const SLOT_METADATA_KEY: &str = "slot";
 
-impl Decider {
+impl SelectedRequest<'_, '_, '_> {
     /// Records the caller of a request that uses slots, as a sign of life.
-    pub(super) fn record_slot_holder(&self, context: &DecisionContext<'_>, selections: &[Selection<'_>]) {
+    pub(super) fn record_slot_holder(&self) {
+        let Self { decider, context, selections, .. } = self;
         if let Some(slot) = selections.iter().find_map(|selection| selection.slot.as_ref()) {
-            self.store.slot_holders().record_slot_call(slot.holder, &context.slots.holder.name(), context.store.now);
+            decider.store.slot_holders().record_slot_call(slot.holder, &context.slots.holder.name(), context.store.now);
         }
     }
+}
 
+impl ChargedRequest<'_, '_, '_> {
     /// Puts the token of the slots that a request took into the metadata of its answer, and gives them back if the
     /// answer is a rejection.
     #[cold]
-    pub(super) fn add_slot_token_or_free_slots<'r>(
-        &'r self,
-        context: &DecisionContext<'r>,
-        selected: RequestWithSelections<'_, 'r, '_>,
-        outcomes: &[DescriptorOutcome],
-        decision: &mut Decision<'r>,
-    ) {
-        let mut uses = selected.selections.iter().filter_map(|selection| selection.slot.as_deref());
+    pub(super) fn add_slot_token_or_free_slots(&self, decision: &mut Decision<'_>) {
+        let selections = self.selected.selections;
+        let mut uses = selections.iter().filter_map(|selection| selection.slot.as_deref());
         let Some(slot) = uses.find(|slot| slot.action == SlotAction::Acquire) else { return };
         let token = match decision.over_limit {
             // By the id, as if Envoy had seen no answer: nothing else would free the slot.
-            true if may_failed_charge_hold_slot(selected.selections, outcomes) => {
-                TOKEN_OF_UNANSWERED_REQUEST.to_owned()
-            }
+            true if may_failed_charge_hold_slot(selections, self.outcomes) => TOKEN_OF_UNANSWERED_REQUEST.to_owned(),
             true => TOKEN_OF_REJECTED_REQUEST.to_owned(),
             false => SlotIdWithToken { id: slot.id, token: slot.token }.to_string(),
         };
         decision.metadata.get_or_insert_default().insert(SLOT_METADATA_KEY.to_owned(), token.into());
         if decision.over_limit {
-            self.give_back_slots(context, selected, outcomes);
-        }
-    }
-
-    /// Tells in the metadata of a rejection by a block that the request has no slot, in a domain with limits that
-    /// follow streams.
-    pub(super) fn mark_blocked_request_without_slot(
-        &self,
-        context: DecisionContext<'_>,
-        request: &Request<'_>,
-        decision: &mut Decision<'_>,
-    ) {
-        if context.rules.and_then(|rules| rules.domain(request.domain)).is_some_and(|domain| domain.follows_streams) {
-            decision
-                .metadata
-                .get_or_insert_default()
-                .insert(SLOT_METADATA_KEY.to_owned(), TOKEN_OF_REJECTED_REQUEST.into());
+            self.give_back_slots();
         }
     }
 
     /// Frees the slots that a rejected request took.
-    fn give_back_slots(
-        &self,
-        context: &DecisionContext<'_>,
-        selected: RequestWithSelections<'_, '_, '_>,
-        outcomes: &[DescriptorOutcome],
-    ) {
-        let RequestWithSelections { request, selections } = selected;
+    fn give_back_slots(&self) {
+        let (SelectedRequest { decider, context, request, selections, .. }, outcomes) = (*self.selected, self.outcomes);
         let took_slot = |outcome: &DescriptorOutcome, selection: &Selection<'_>| {
             let mut results = (0..selection.limits.len()).filter_map(|index| outcome.limit_result(index));
             results.any(|result| matches!(result.slot, SlotChange::Taken | SlotChange::Renewed))
@@ -113,10 +89,10 @@ impl Decider {
         // A slot of a local policy is in the fallback.
         for (index, charge) in &charges {
             if matches!(outcomes[*index], DescriptorOutcome::Failed(_)) {
-                self.store.charge_fallback(charge, context.store.now);
+                decider.store.charge_fallback(charge, context.store.now);
             }
         }
-        self.store.give_back_slots(&charges, context.store);
+        decider.store.give_back_slots(&charges, context.store);
     }
 }
 

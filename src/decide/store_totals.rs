@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::Decider;
+use super::decider::Decider;
 use crate::limit::StoreFailurePolicy;
 use crate::store::stats::SharedStoreStats;
 

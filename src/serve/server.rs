@@ -44,7 +44,7 @@ use self::table_changes::TableFollowers;
 use self::tls::watch_expiry_of_presented_certificates;
 use crate::base::clock::{Clock, Time};
 use crate::base::threads;
-use crate::decide::Decider;
+use crate::decide::decider::Decider;
 use crate::decide::log::value_form::ValueForm;
 use crate::decide::log::{DecisionLog, LogHeaderContext};
 use crate::rules::compile::options::CompileOptions;

@@ -14,7 +14,7 @@ use tollkeeper::base::clock::{Clock, Time};
 use tollkeeper::base::pb::rate_limit_descriptor::{Entry, RateLimitOverride};
 use tollkeeper::base::pb::rate_limit_response::{Code, DescriptorStatus};
 use tollkeeper::base::pb::{RateLimitDescriptor, RateLimitRequest, RateLimitResponse};
-use tollkeeper::decide::Decider;
+use tollkeeper::decide::decider::Decider;
 use tollkeeper::decide::log::header::{self, RuleSetRecord};
 use tollkeeper::decide::log::{self, DecisionLog, LogHeaderContext};
 use tollkeeper::rules::compile::options::CompileOptions;

@@ -11,7 +11,7 @@ use kit::test_service::TestRequest;
 use tokio::task::{AbortHandle, JoinSet};
 use tollkeeper::base::pb::codec::{GRPC_FRAME_HEAD_BYTES, decode_with_field_bound, encode_grpc_frame};
 use tollkeeper::base::pb::{RateLimitRequest, RateLimitResponse};
-use tollkeeper::decide::Decider;
+use tollkeeper::decide::decider::Decider;
 use tollkeeper::rules::compile::options::CompileOptions;
 use tollkeeper::rules::compile::{RuleText, compile_texts};
 use tollkeeper::rules::live::{LiveRules, RuleSetOrigin};

@@ -41,7 +41,7 @@ use crate::base::pb::codec::{self, encode_grpc_frame};
 use crate::base::pb::rate_limit_response::Code;
 use crate::base::pb::{RATE_LIMIT_METHOD_NAME, RATE_LIMIT_METHOD_PATH, RateLimitRequest, RateLimitResponse};
 use crate::base::threads;
-use crate::decide::Decider;
+use crate::decide::decider::Decider;
 use crate::decide::decision::{DecideError, DecisionContext};
 use crate::decide::prepared_request::PreparedRequest;
 use crate::decide::slot_entries::may_release_slot;

@@ -2,7 +2,7 @@
 //!
 //! Decides: metrics of the store, Redis and memcached.
 
-use crate::decide::Decider;
+use crate::decide::decider::Decider;
 use crate::limit::StoreFailurePolicy;
 use crate::serve::health::Health;
 use crate::store::client::server_status::ServerStatus;

@@ -34,7 +34,7 @@ use crate::base::clock::Time;
 use crate::base::pb::codec::GRPC_FRAME_HEAD_BYTES;
 use crate::base::pb::rlqs::rate_limit_quota_usage_reports::BucketQuotaUsage;
 use crate::base::pb::rlqs::{BucketId, RateLimitQuotaResponse};
-use crate::decide::Decider;
+use crate::decide::decider::Decider;
 use crate::decide::quota_buckets::{BucketLimits, ReportedHits};
 use crate::limit::division::assignment::{Assignment, Retirement, Strategy};
 use crate::limit::division::holder::Usage;

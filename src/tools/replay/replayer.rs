@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use super::recorded_request::RecordedRequest;
 use crate::base::clock::Time;
-use crate::decide::Decider;
+use crate::decide::decider::Decider;
 use crate::decide::decision::{Decision, DecisionContext};
 use crate::decide::results::DescriptorResults;
 use crate::limit::request::Request;

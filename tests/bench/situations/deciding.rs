@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tollkeeper::base::clock::Clock;
 use tollkeeper::base::pb::codec::GRPC_FRAME_HEAD_BYTES;
-use tollkeeper::decide::Decider;
+use tollkeeper::decide::decider::Decider;
 use tollkeeper::decide::log::value_form::ValueForm;
 use tollkeeper::decide::log::{DecisionLog, LogHeaderContext};
 use tollkeeper::limit::request::Request;

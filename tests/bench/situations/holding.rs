@@ -4,7 +4,7 @@ use std::hint::black_box;
 use std::sync::Arc;
 
 use tollkeeper::base::clock::Clock;
-use tollkeeper::decide::Decider;
+use tollkeeper::decide::decider::Decider;
 use tollkeeper::limit::request::{Descriptor, Entry, Hits, Request};
 use tollkeeper::rules::live::{LiveRules, RuleSetOrigin};
 use tollkeeper::rules::rule::set::RuleSet;

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::sync::Arc;
 
 use tollkeeper::base::clock::Time;
-use tollkeeper::decide::Decider;
+use tollkeeper::decide::decider::Decider;
 use tollkeeper::decide::decision::DecisionContext;
 use tollkeeper::limit::request::{Descriptor, Entry, Hits, Request};
 use tollkeeper::limit::slot::SlotCaller;

@@ -66,7 +66,7 @@ mod task {
     use tollkeeper::base::pb::rlqs::rate_limit_quota_response::bucket_action::BucketAction as Action;
     use tollkeeper::base::pb::rlqs::rate_limit_quota_usage_reports::BucketQuotaUsage;
     use tollkeeper::base::pb::rlqs::{BucketId, RateLimitQuotaResponse};
-    use tollkeeper::decide::Decider;
+    use tollkeeper::decide::decider::Decider;
     use tollkeeper::rules::live::LiveRules;
     use tollkeeper::serve::grpc::service::RateLimitService;
     use tollkeeper::serve::quota::service::QuotaService;

@@ -14,38 +14,25 @@ use std::fmt::Write as _;
 
 use smallvec::SmallVec;
 
-use super::blocks::{Block, BlockMatch};
+use super::blocks::Block;
 use super::candidates::{CandidateCharges, CandidateRef};
-use super::decision::{DecideError, Decision, DecisionContext};
+use super::charged_request::ChargedRequest;
+use super::decision::{DecideError, Decision};
 use super::log::record::{
     BlockRecord, DecisionRecord, DecisionSource, DescriptorRecord, EntryRecord, GlobalScopeRecord, LimitRecord,
     LimitResultRecord, OverrideRecord, RecordedVerdict, RuleRecord, SlotRecord, hits_to_number,
 };
 use super::log::value_form::ValueForm;
 use super::log::{DecisionFacts, DecisionLog, RecordIdAndTime};
-use super::outcome::{CombinedVerdict, DescriptorOutcome, retry_after_us};
-use super::selection::{RequestWithSelections, SelectedLimit, Selection};
+use super::outcome::{DescriptorOutcome, retry_after_us};
+use super::selected_request::SelectedRequest;
+use super::selection::{SelectedLimit, Selection};
 use super::tap::DecisionTap;
 use crate::limit::charge::ChargeResult;
 use crate::limit::counter_path::CounterPath;
 use crate::limit::request::Entry;
 use crate::rules::rule::{Rule, RuleLogging};
-use crate::settings::decisions::DecisionSettings;
 use crate::store::charge::{DecidedBy, StoreOutcome};
-
-/// A request, and all that led to its decision.
-#[derive(Clone, Copy)]
-pub(super) struct DecidedRequest<'a, 'r, 'm> {
-    pub(super) behaviour: &'a DecisionSettings,
-    pub(super) context: &'a DecisionContext<'r>,
-    /// No selections if the request is invalid or there are no rules.
-    pub(super) selected: RequestWithSelections<'a, 'r, 'm>,
-    pub(super) outcomes: &'a [DescriptorOutcome],
-    /// Charges of candidates, if the rules have any.
-    pub(super) candidates: Option<&'a CandidateCharges>,
-    /// Blocks that reject the request before any rule.
-    pub(super) blocked: Option<&'a BlockMatch>,
-}
 
 /// Verdicts on a request and its descriptors, as the decision log records them.
 struct RecordedVerdicts {
@@ -61,10 +48,25 @@ struct LoggedDecision<'d, 'r> {
     sampled: SmallVec<[bool; 2]>,
 }
 
-impl<'a> DecidedRequest<'a, '_, '_> {
+impl<'a> ChargedRequest<'a, '_, '_> {
+    /// Logs the decision: in the decision log, to operators that listen, and as a line at the level debug.
+    pub(super) fn log(&self, decided: Result<&Decision<'_>, DecideError>) {
+        let decider = self.selected.decider;
+        if let Some(log) = &decider.log {
+            self.log_if_selected(log, decided);
+        }
+        if decider.tap.has_listeners() {
+            self.send_to_tap(&decider.tap, &decider.key_values, decided);
+        }
+        if tracing::enabled!(tracing::Level::DEBUG) {
+            let values = decider.log.as_ref().map_or(&ValueForm::Plain, |log| &log.values);
+            self.log_debug_line(values, decided);
+        }
+    }
+
     /// Logs the decision if it is selected.
     #[inline(never)]
-    pub(super) fn log_if_selected(self, log: &'a DecisionLog, decided: Result<&Decision<'_>, DecideError>) {
+    fn log_if_selected(self, log: &'a DecisionLog, decided: Result<&Decision<'_>, DecideError>) {
         let count = self.selected.request.descriptors.len();
         // Before the verdicts, because a small sample contains few keys.
         let sampled: SmallVec<[bool; 2]> =
@@ -94,15 +96,10 @@ impl<'a> DecidedRequest<'a, '_, '_> {
     /// Passes the decision to operators that listen.
     #[cold]
     #[inline(never)]
-    pub(super) fn send_to_tap(
-        self,
-        tap: &DecisionTap,
-        values: &ValueForm,
-        decided: Result<&Decision<'_>, DecideError>,
-    ) {
+    fn send_to_tap(self, tap: &DecisionTap, values: &ValueForm, decided: Result<&Decision<'_>, DecideError>) {
         let sampled = SmallVec::from_elem(true, self.selected.request.descriptors.len());
         let logged = LoggedDecision { decided, verdicts: self.verdicts(decided), sampled };
-        let (verdict, now_us) = (logged.verdicts.request, self.context.store.now.as_micros());
+        let (verdict, now_us) = (logged.verdicts.request, self.selected.context.store.now.as_micros());
         tap.send_decision(self.selected.request, verdict, now_us, |seq| {
             self.build_record(values, RecordIdAndTime { process: "tap", seq, now_us }, &logged)
         });
@@ -125,23 +122,20 @@ impl<'a> DecidedRequest<'a, '_, '_> {
 
     /// Verdict on the descriptor at `index` alone.
     fn descriptor_verdict(self, index: usize) -> RecordedVerdict {
-        if let Some(blocked) = self.blocked {
+        if let Some(blocked) = self.selected.blocked {
             return match blocked.block_of_descriptor(index) {
                 Some(_) => RecordedVerdict::OverLimit,
                 None => RecordedVerdict::Ok,
             };
         }
-        let (Some(selection), Some(outcome)) = (self.selected.selections.get(index), self.outcomes.get(index)) else {
+        let Some(limit_verdicts) = self.verdicts.get(index).filter(|verdicts| !verdicts.fail()) else {
             return RecordedVerdict::Error;
         };
-        let limit_verdicts = outcome.limit_verdicts(self.behaviour, selection);
-        if limit_verdicts.hard == CombinedVerdict::Fails || limit_verdicts.quotas == Some(CombinedVerdict::Fails) {
-            return RecordedVerdict::Error;
-        }
+        let (limits, outcome) = (&self.selected.selections[index].limits, &self.outcomes[index]);
         let in_shadow = |(at, limit): (usize, &SelectedLimit<'_>)| limit.shadow && outcome.limit_rejects(at);
         match limit_verdicts.rejects() {
             true => RecordedVerdict::OverLimit,
-            false if selection.limits.iter().enumerate().any(in_shadow) => RecordedVerdict::Shadow,
+            false if limits.iter().enumerate().any(in_shadow) => RecordedVerdict::Shadow,
             false => RecordedVerdict::Ok,
         }
     }
@@ -152,7 +146,7 @@ impl<'a> DecidedRequest<'a, '_, '_> {
 
     /// Path of the counters of the descriptor at `index`, or the path that was sent.
     fn counter_path(self, index: usize) -> CounterPath<'a> {
-        let RequestWithSelections { request, selections } = self.selected;
+        let SelectedRequest { request, selections, .. } = *self.selected;
         match selections.get(index) {
             Some(selection) => selection.counter_path(request, index),
             None => {
@@ -169,13 +163,10 @@ impl<'a> DecidedRequest<'a, '_, '_> {
         logged: &LoggedDecision<'_, '_>,
     ) -> DecisionRecord<'a> {
         let LoggedDecision { decided, verdicts, .. } = logged;
-        let RequestWithSelections { request, selections } = self.selected;
-        let limit_verdicts = selections.iter().zip(self.outcomes);
-        let limit_verdicts =
-            limit_verdicts.map(|(selection, outcome)| outcome.limit_verdicts(self.behaviour, selection));
+        let SelectedRequest { request, .. } = *self.selected;
         let is_rejected = verdicts.request == RecordedVerdict::OverLimit;
         let count = verdicts.descriptors.len();
-        let time_us = self.context.store.now.as_micros();
+        let time_us = self.selected.context.store.now.as_micros();
         DecisionRecord {
             process: stamp.process.into(),
             seq: stamp.seq,
@@ -185,15 +176,15 @@ impl<'a> DecidedRequest<'a, '_, '_> {
             descriptors: (0..count).map(|index| self.build_descriptor_record(values, index, logged)).collect(),
             verdict: verdicts.request,
             error: decided.err().map(|error| error.name().into()),
-            retry_after_us: match self.blocked {
-                Some(blocked) => Some(blocked.until.since_us(self.context.store.now)),
-                None if is_rejected => retry_after_us(limit_verdicts),
+            retry_after_us: match self.selected.blocked {
+                Some(blocked) => Some(blocked.until.since_us(self.selected.context.store.now)),
+                None if is_rejected => retry_after_us(self.verdicts),
                 None => None,
             },
             delay_us: decided.map_or(0, |decision| decision.delay_us),
-            max_delay_us: self.context.max_delay_us,
-            rules: self.context.rules.map(|rules| &*rules.id).unwrap_or_default().into(),
-            trace_id: self.context.store.span_ref.map(|span_ref| span_ref.trace_id().to_string().into()),
+            max_delay_us: self.selected.context.max_delay_us,
+            rules: self.selected.context.rules.map(|rules| &*rules.id).unwrap_or_default().into(),
+            trace_id: self.selected.context.store.span_ref.map(|span_ref| span_ref.trace_id().to_string().into()),
             duration_us: stamp.now_us.saturating_sub(time_us),
         }
     }
@@ -204,13 +195,13 @@ impl<'a> DecidedRequest<'a, '_, '_> {
         index: usize,
         logged: &LoggedDecision<'_, '_>,
     ) -> DescriptorRecord<'a> {
-        let RequestWithSelections { request, selections } = self.selected;
+        let SelectedRequest { request, selections, .. } = *self.selected;
         let descriptor = &request.descriptors[index];
         let (selection, outcome) = (selections.get(index), self.outcomes.get(index));
         let is_hidden = self.rule_logging(index) == Some(RuleLogging::None);
         let entry =
             |entry| if is_hidden { EntryRecord::without_value(entry) } else { values.build_entry_record(entry) };
-        let block = self.blocked.and_then(|blocked| blocked.block_of_descriptor(index));
+        let block = self.selected.blocked.and_then(|blocked| blocked.block_of_descriptor(index));
         let failed = match outcome {
             Some(DescriptorOutcome::Failed(failed)) => Some(failed),
             _ => None,
@@ -234,7 +225,7 @@ impl<'a> DecidedRequest<'a, '_, '_> {
             policy: failed.map(|failed| failed.policies.strictest()),
             reason: failed.map(|failed| failed.error.name().into()),
             block: block.map(to_block_record),
-            now_us: charged_at.filter(|at| *at != self.context.store.now).map(|at| at.as_micros()),
+            now_us: charged_at.filter(|at| *at != self.selected.context.store.now).map(|at| at.as_micros()),
             slot: selection.and_then(|selection| selection.slot.as_deref()).map(|slot| SlotRecord::from(*slot)),
             verdict: logged.verdicts.descriptors[index],
         }
@@ -355,10 +346,10 @@ const MAX_ENTRIES: usize = 16;
 /// Maximum length of a domain, key or value in a line, in bytes.
 const MAX_TEXT_BYTES: usize = 256;
 
-impl DecidedRequest<'_, '_, '_> {
+impl ChargedRequest<'_, '_, '_> {
     /// Logs the decision as one line.
     #[inline(never)]
-    pub(super) fn log_debug_line(self, values: &ValueForm, decided: Result<&Decision<'_>, DecideError>) {
+    fn log_debug_line(self, values: &ValueForm, decided: Result<&Decision<'_>, DecideError>) {
         let domain = lossy_text_start(self.selected.request.domain.as_bytes());
         let (verdict, delay_us) = (self.verdicts(decided).request.name(), decided.map_or(0, |it| it.delay_us));
         let error = decided.err().map(|error| error.name());
