@@ -276,7 +276,7 @@ fn to_limit_record<'a>(
         algorithm: limit.algorithm(),
         requests_per_unit: limit.requests_per_unit(),
         unit: period.unit(),
-        unit_multiplier: period.multiplier(),
+        unit_multiplier: Some(period.multiplier()).filter(|multiplier| *multiplier != 1),
         capacity: Some(limit.capacity()).filter(|capacity| *capacity != limit.requests_per_unit()),
         max_wait_us: limit.non_default_max_wait_us(),
         window: limit.calendar_windows().map(|window| window.spec().to_string().into()),

@@ -14,9 +14,9 @@
 //! Decides: that a dropped record has a number (`seq`); the random `process` of a record.
 //! Decides: when a header is written again after a reload.
 
+pub mod record_field;
 pub mod header;
 pub mod record;
-mod encode;
 pub mod reader;
 pub mod redis_stream;
 pub mod value_form;

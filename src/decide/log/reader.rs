@@ -13,7 +13,8 @@ use std::path::{Path, PathBuf};
 use flate2::bufread::MultiGzDecoder;
 use serde::Deserialize;
 
-use super::record::{FORMAT_VERSION, Record, RecordText};
+use super::record::{FORMAT_VERSION, Record};
+use super::record_field::RecordText;
 
 /// Maximum length of a line, in bytes: a header has all rules, 256 MiB at most, in base64 if they are not UTF-8.
 const MAX_LINE_BYTES: u64 = 384 << 20;

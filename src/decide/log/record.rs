@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 use super::header::HeaderRecord;
+use super::record_field::{RecordField, RecordText, append_quoted, named_fields, record};
 use crate::base::text::escape_unprintable_json_lines;
 use crate::limit::algorithm::Algorithm;
 use crate::limit::period::Unit;
@@ -25,48 +26,6 @@ use crate::limit::{RegionLossPolicy, StoreFailurePolicy};
 
 /// Version of the format.
 pub const FORMAT_VERSION: u32 = 1;
-
-/// Text of a record, borrowed if possible.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct RecordText<'a>(#[serde(borrow)] pub Cow<'a, str>);
-
-impl<'a> From<&'a str> for RecordText<'a> {
-    fn from(text: &'a str) -> Self {
-        Self(Cow::Borrowed(text))
-    }
-}
-
-impl From<String> for RecordText<'_> {
-    fn from(text: String) -> Self {
-        Self(Cow::Owned(text))
-    }
-}
-
-impl std::ops::Deref for RecordText<'_> {
-    type Target = str;
-
-    fn deref(&self) -> &str {
-        &self.0
-    }
-}
-
-fn is_default<T: Default + PartialEq>(value: &T) -> bool {
-    *value == T::default()
-}
-
-fn is_empty_text(text: &RecordText<'_>) -> bool {
-    text.is_empty()
-}
-
-const fn default_unit_multiplier() -> u32 {
-    1
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
-const fn is_default_unit_multiplier(count: &u32) -> bool {
-    *count == 1
-}
 
 /// One line of the log.
 #[derive(Clone, Debug, PartialEq)]
@@ -79,114 +38,107 @@ pub enum Record<'a> {
     Dropped(DroppedCountRecord),
 }
 
-/// A decision, with everything that it depended on but the counters.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct DecisionRecord<'a> {
-    /// Random id of the process.
-    #[serde(borrow)]
-    pub process: RecordText<'a>,
-    /// Number of the record in its process, from 1; missing numbers are lost records.
-    pub seq: u64,
-    /// Arrival of the request, in microseconds since the Unix epoch.
-    pub time_us: u64,
-    /// Domain of the request.
-    #[serde(borrow)]
-    pub domain: RecordText<'a>,
-    /// `hits_addend` of the request as sent.
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub hits_addend: u32,
-    /// Descriptors, in the order of the request.
-    #[serde(borrow)]
-    pub descriptors: SmallVec<[DescriptorRecord<'a>; 1]>,
-    /// Answer.
-    pub verdict: RecordedVerdict,
-    /// Reason why there is no answer, with the verdict `error`.
-    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
-    pub error: Option<RecordText<'a>>,
-    /// Microseconds until a rejected request could pass; absent: it was not rejected, or never will.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub retry_after_us: Option<u64>,
-    /// Delay of the answer, in microseconds.
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub delay_us: u64,
-    /// Longest delay that the caller's deadline allowed, in microseconds.
-    pub max_delay_us: u64,
-    /// Id of the rule set, as in its header; empty if no rules were loaded.
-    #[serde(borrow)]
-    pub rules: RecordText<'a>,
-    /// Trace of the request in hexadecimal, if it was sampled.
-    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
-    pub trace_id: Option<RecordText<'a>>,
-    /// Microseconds from the arrival to the decision, a delay excluded.
-    pub duration_us: u64,
+record! {
+    /// A decision, with everything that it depended on but the counters.
+    #[derive(Clone, Debug, PartialEq)]
+    pub struct DecisionRecord<'a> {
+        /// Random id of the process.
+        process: RecordText<'a>,
+        /// Number of the record in its process, from 1; missing numbers are lost records.
+        seq: u64,
+        /// Arrival of the request, in microseconds since the Unix epoch.
+        time_us: u64,
+        /// Domain of the request.
+        domain: RecordText<'a>,
+        /// `hits_addend` of the request as sent.
+        hits_addend: u32 = default,
+        /// Descriptors, in the order of the request.
+        descriptors: SmallVec<[DescriptorRecord<'a>; 1]>,
+        /// Answer.
+        verdict: RecordedVerdict,
+        /// Reason why there is no answer, with the verdict `error`.
+        error: Option<RecordText<'a>> = default,
+        /// Microseconds until a rejected request could pass; absent: it was not rejected, or never will.
+        retry_after_us: Option<u64> = default,
+        /// Delay of the answer, in microseconds.
+        delay_us: u64 = default,
+        /// Longest delay that the caller's deadline allowed, in microseconds.
+        max_delay_us: u64,
+        /// Id of the rule set, as in its header; empty if no rules were loaded.
+        rules: RecordText<'a>,
+        /// Trace of the request in hexadecimal, if it was sampled.
+        trace_id: Option<RecordText<'a>> = default,
+        /// Microseconds from the arrival to the decision, a delay excluded.
+        duration_us: u64,
+    }
 }
 
+/// Length of most records with one descriptor, in bytes.
+const USUAL_LINE_BYTES: usize = 1024;
+
 impl DecisionRecord<'_> {
+    /// Appends the line of the record.
+    pub fn append_line(&self, line: &mut Vec<u8>) {
+        line.reserve(USUAL_LINE_BYTES);
+        line.extend_from_slice(b"{\"v\":1,\"type\":\"decision\"");
+        self.append_fields(line);
+        line.extend_from_slice(b"}\n");
+    }
+
     /// Time of the last charge by the clock of Redis, in microseconds; `None` if no charge has one.
     pub fn last_charge_us(&self) -> Option<u64> {
         self.descriptors.iter().filter_map(|descriptor| descriptor.now_us).max()
     }
 }
 
-/// One descriptor of a decision.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct DescriptorRecord<'a> {
-    /// Entries, outermost first.
-    #[serde(borrow)]
-    pub entries: SmallVec<[EntryRecord<'a>; 2]>,
-    /// Number of hits: 0 peeks, a negative number refunds.
-    pub hits: i64,
-    /// Limit that came with the request.
-    #[serde(rename = "override", borrow, default, skip_serializing_if = "Option::is_none")]
-    pub limit_override: Option<OverrideRecord<'a>>,
-    /// True if the sample contains the key, so that all of its selected decisions are in the log.
-    pub sampled: bool,
-    /// Rule that matched, unless a limit of the request took precedence.
-    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
-    pub rule: Option<RuleRecord<'a>>,
-    /// True if the rule is unlimited.
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub unlimited: bool,
-    /// Limits that decided, in the order of the rule.
-    #[serde(borrow, default, skip_serializing_if = "SmallVec::is_empty")]
-    pub limits: SmallVec<[LimitRecord<'a>; 1]>,
-    /// Part of the service that decided; absent without limits.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub decided_by: Option<DecisionSource>,
-    /// Failure policy that decided.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub policy: Option<StoreFailurePolicy>,
-    /// Kind of failure that made the policy decide, as in metrics.
-    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
-    pub reason: Option<RecordText<'a>>,
-    /// Block that rejected, with `decided_by: block`; absent otherwise.
-    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
-    pub block: Option<BlockRecord<'a>>,
-    /// Time that the counters worked at, if it is not the arrival: the time of Redis, in microseconds.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub now_us: Option<u64>,
-    /// Slot that the descriptor takes or frees.
-    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
-    pub slot: Option<SlotRecord<'a>>,
-    /// Verdict on the descriptor alone.
-    pub verdict: RecordedVerdict,
+record! {
+    /// One descriptor of a decision.
+    #[derive(Clone, Debug, PartialEq)]
+    pub struct DescriptorRecord<'a> {
+        /// Entries, outermost first.
+        entries: SmallVec<[EntryRecord<'a>; 2]>,
+        /// Number of hits: 0 peeks, a negative number refunds.
+        hits: i64,
+        /// Limit that came with the request.
+        limit_override as "override": Option<OverrideRecord<'a>> = default,
+        /// True if the sample contains the key, so that all of its selected decisions are in the log.
+        sampled: bool,
+        /// Rule that matched, unless a limit of the request took precedence.
+        rule: Option<RuleRecord<'a>> = default,
+        /// True if the rule is unlimited.
+        unlimited: bool = default,
+        /// Limits that decided, in the order of the rule.
+        limits: SmallVec<[LimitRecord<'a>; 1]> = default,
+        /// Part of the service that decided; absent without limits.
+        decided_by: Option<DecisionSource> = default,
+        /// Failure policy that decided.
+        policy: Option<StoreFailurePolicy> = default,
+        /// Kind of failure that made the policy decide, as in metrics.
+        reason: Option<RecordText<'a>> = default,
+        /// Block that rejected, with `decided_by: block`; absent otherwise.
+        block: Option<BlockRecord<'a>> = default,
+        /// Time that the counters worked at, if it is not the arrival: the time of Redis, in microseconds.
+        now_us: Option<u64> = default,
+        /// Slot that the descriptor takes or frees.
+        slot: Option<SlotRecord<'a>> = default,
+        /// Verdict on the descriptor alone.
+        verdict: RecordedVerdict,
+    }
 }
 
-/// Slot that a descriptor takes or frees. The values that name it are not in the log.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SlotRecord<'a> {
-    /// What the call does with it: `acquire`, `release` (by token), `release_unanswered` or `release_rejected`.
-    #[serde(borrow)]
-    pub action: RecordText<'a>,
-    /// Hash of the holder and of the values of the entries `slot`.
-    #[serde(borrow)]
-    pub id: RecordText<'a>,
-    /// Token that was handed out, or brought back.
-    #[serde(borrow)]
-    pub token: RecordText<'a>,
-    /// Hash of the name of the Envoy.
-    #[serde(borrow)]
-    pub holder: RecordText<'a>,
+record! {
+    /// Slot that a descriptor takes or frees. The values that name it are not in the log.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub struct SlotRecord<'a> {
+        /// What the call does with it: `acquire`, `release` (by token), `release_unanswered` or `release_rejected`.
+        action: RecordText<'a>,
+        /// Hash of the holder and of the values of the entries `slot`.
+        id: RecordText<'a>,
+        /// Token that was handed out, or brought back.
+        token: RecordText<'a>,
+        /// Hash of the name of the Envoy.
+        holder: RecordText<'a>,
+    }
 }
 
 impl SlotRecord<'_> {
@@ -212,168 +164,150 @@ impl From<SlotUse> for SlotRecord<'_> {
     }
 }
 
-/// Key and value of a descriptor.
-///
-/// Exactly one of the value's fields is set, or none if values are left out.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct EntryRecord<'a> {
-    /// Key, if it is UTF-8.
-    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
-    pub key: Option<RecordText<'a>>,
-    /// Bytes of any other key, in base64.
-    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
-    pub key_base64: Option<RecordText<'a>>,
-    /// Value, if it is UTF-8.
-    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
-    pub value: Option<RecordText<'a>>,
-    /// Bytes of any other value, in base64.
-    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
-    pub value_base64: Option<RecordText<'a>>,
-    /// Keyed hash of the value.
-    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
-    pub value_hash: Option<RecordText<'a>>,
+record! {
+    /// Key and value of a descriptor.
+    ///
+    /// Exactly one of the value's fields is set, or none if values are left out.
+    #[derive(Clone, Debug, Default, PartialEq, Eq)]
+    pub struct EntryRecord<'a> {
+        /// Key, if it is UTF-8.
+        key: Option<RecordText<'a>> = default,
+        /// Bytes of any other key, in base64.
+        key_base64: Option<RecordText<'a>> = default,
+        /// Value, if it is UTF-8.
+        value: Option<RecordText<'a>> = default,
+        /// Bytes of any other value, in base64.
+        value_base64: Option<RecordText<'a>> = default,
+        /// Keyed hash of the value.
+        value_hash: Option<RecordText<'a>> = default,
+    }
 }
 
-/// Block of a value, because of which a descriptor was rejected.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct BlockRecord<'a> {
-    /// Key of the blocked entry; the value is in the entries, in their form.
-    #[serde(borrow)]
-    pub key: RecordText<'a>,
-    /// End of the block, in microseconds since the Unix epoch.
-    pub until_us: u64,
-    /// Reason that the operator gave.
-    #[serde(borrow)]
-    pub reason: RecordText<'a>,
+record! {
+    /// Block of a value, because of which a descriptor was rejected.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub struct BlockRecord<'a> {
+        /// Key of the blocked entry; the value is in the entries, in their form.
+        key: RecordText<'a>,
+        /// End of the block, in microseconds since the Unix epoch.
+        until_us: u64,
+        /// Reason that the operator gave.
+        reason: RecordText<'a>,
+    }
 }
 
-/// Limit that came with a request.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct OverrideRecord<'a> {
-    /// Hits in a period.
-    pub requests_per_unit: u32,
-    /// Name of the unit, or the number of an unknown one.
-    #[serde(borrow)]
-    pub unit: RecordText<'a>,
-    /// Number of units in the period.
-    pub multiplier: u32,
+record! {
+    /// Limit that came with a request.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub struct OverrideRecord<'a> {
+        /// Hits in a period.
+        requests_per_unit: u32,
+        /// Name of the unit, or the number of an unknown one.
+        unit: RecordText<'a>,
+        /// Number of units in the period.
+        multiplier: u32,
+    }
 }
 
-/// Rule that matched a descriptor.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RuleRecord<'a> {
-    /// Path of the rule, as in `/rlconfig` and metrics.
-    #[serde(borrow)]
-    pub path: RecordText<'a>,
-    /// Rule file.
-    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
-    pub file: Option<RecordText<'a>>,
-    /// Line in the file, from 1.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub line: Option<u32>,
-    /// Resource of the control plane, in place of a file.
-    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
-    pub resource: Option<RecordText<'a>>,
-    /// Plan that a table chose; `own` for the limit of a row.
-    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
-    pub plan: Option<RecordText<'a>>,
+record! {
+    /// Rule that matched a descriptor.
+    #[derive(Clone, Debug, Default, PartialEq, Eq)]
+    pub struct RuleRecord<'a> {
+        /// Path of the rule, as in `/rlconfig` and metrics.
+        path: RecordText<'a>,
+        /// Rule file.
+        file: Option<RecordText<'a>> = default,
+        /// Line in the file, from 1.
+        line: Option<u32> = default,
+        /// Resource of the control plane, in place of a file.
+        resource: Option<RecordText<'a>> = default,
+        /// Plan that a table chose; `own` for the limit of a row.
+        plan: Option<RecordText<'a>> = default,
+    }
 }
 
-/// One limit of a descriptor.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LimitRecord<'a> {
-    /// Name; empty if it has none.
-    #[serde(borrow, default, skip_serializing_if = "is_empty_text")]
-    pub name: RecordText<'a>,
-    /// Algorithm.
-    pub algorithm: Algorithm,
-    /// Hits in a period.
-    pub requests_per_unit: u32,
-    /// Unit of the period.
-    pub unit: Unit,
-    /// Number of units in the period.
-    #[serde(default = "default_unit_multiplier", skip_serializing_if = "is_default_unit_multiplier")]
-    pub unit_multiplier: u32,
-    /// `bucket_size` or `queue_size`; absent: `requests_per_unit`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub capacity: Option<u32>,
-    /// `max_wait` in microseconds; absent if the limit has none, so that it never delays (token_bucket) or delays as
-    /// long as the caller waits (leaky_bucket).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub max_wait_us: Option<u64>,
-    /// `window` as in a rule file; absent: windows do not follow a time zone.
-    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
-    pub window: Option<RecordText<'a>>,
-    /// `ban` as in a rule file; absent: none.
-    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
-    pub ban: Option<RecordText<'a>>,
-    /// `reservations` as in a rule file; absent: none.
-    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
-    pub reservations: Option<RecordText<'a>>,
-    /// `active` as in a rule file; absent: always.
-    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
-    pub active: Option<RecordText<'a>>,
-    /// Keys of a limit that all regions share; absent: each region has the limit for itself.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub global: Option<GlobalScopeRecord>,
-    /// True in shadow mode.
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub shadow: bool,
-    /// True for a candidate: it was charged apart, and changed no verdict.
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub candidate: bool,
-    /// True in quota mode.
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub quota: bool,
-    /// Result of the charge; absent if a failure policy decided without a counter, and for a candidate whose result
-    /// came after the answer.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub result: Option<LimitResultRecord>,
+record! {
+    /// One limit of a descriptor.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub struct LimitRecord<'a> {
+        /// Name; empty if it has none.
+        name: RecordText<'a> = default,
+        /// Algorithm.
+        algorithm: Algorithm,
+        /// Hits in a period.
+        requests_per_unit: u32,
+        /// Unit of the period.
+        unit: Unit,
+        /// Number of units in the period; absent: 1.
+        unit_multiplier: Option<u32> = default,
+        /// `bucket_size` or `queue_size`; absent: `requests_per_unit`.
+        capacity: Option<u32> = default,
+        /// `max_wait` in microseconds; absent if the limit has none, so that it never delays (token_bucket) or delays as
+        /// long as the caller waits (leaky_bucket).
+        max_wait_us: Option<u64> = default,
+        /// `window` as in a rule file; absent: windows do not follow a time zone.
+        window: Option<RecordText<'a>> = default,
+        /// `ban` as in a rule file; absent: none.
+        ban: Option<RecordText<'a>> = default,
+        /// `reservations` as in a rule file; absent: none.
+        reservations: Option<RecordText<'a>> = default,
+        /// `active` as in a rule file; absent: always.
+        active: Option<RecordText<'a>> = default,
+        /// Keys of a limit that all regions share; absent: each region has the limit for itself.
+        global: Option<GlobalScopeRecord> = default,
+        /// True in shadow mode.
+        shadow: bool = default,
+        /// True for a candidate: it was charged apart, and changed no verdict.
+        candidate: bool = default,
+        /// True in quota mode.
+        quota: bool = default,
+        /// Result of the charge; absent if a failure policy decided without a counter, and for a candidate whose result
+        /// came after the answer.
+        result: Option<LimitResultRecord> = default,
+    }
 }
 
-/// Keys of a limit with `scope: global`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct GlobalScopeRecord {
-    /// `reserve` in thousandths of a percent.
-    pub reserve_milli_percent: u32,
-    /// `max_overshoot` in hits, rounded down.
-    pub max_overshoot: u64,
-    /// `on_region_loss`.
-    pub on_region_loss: RegionLossPolicy,
+record! {
+    /// Keys of a limit with `scope: global`.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct GlobalScopeRecord {
+        /// `reserve` in thousandths of a percent.
+        reserve_milli_percent: u32,
+        /// `max_overshoot` in hits, rounded down.
+        max_overshoot: u64,
+        /// `on_region_loss`.
+        on_region_loss: RegionLossPolicy,
+    }
 }
 
-/// Result of a charge on one limit. Durations count from the time that the counters worked at.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LimitResultRecord {
-    /// True if the limit admits the hits.
-    pub admitted: bool,
-    /// Hits counted before.
-    pub before: u64,
-    /// Hits counted after.
-    pub after: u64,
-    /// Hits that would still pass at once.
-    pub remaining: u32,
-    /// Microseconds until the full limit is available again.
-    pub reset_us: u64,
-    /// Microseconds until the same hits could pass; absent: they passed, or never will.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub retry_after_us: Option<u64>,
-    /// Delay that the limit asks for, in microseconds.
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub delay_us: u64,
-    /// Microseconds until the ban of the client ends; 0: it is not banned.
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub banned_us: u64,
-    /// What became of the slot or reservation: `taken`, `renewed`, `freed` (a reservation: settled), `released_early`
-    /// or `late`; absent if nothing did.
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub slot: SlotChange,
-    /// Seats that were found expired, or held by a dead Envoy, and freed; of reservations their number.
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub expired_seats: u32,
-    /// Hits by which the settlement of a reservation exceeds its estimate.
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub above_estimate: u64,
+record! {
+    /// Result of a charge on one limit. Durations count from the time that the counters worked at.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct LimitResultRecord {
+        /// True if the limit admits the hits.
+        admitted: bool,
+        /// Hits counted before.
+        before: u64,
+        /// Hits counted after.
+        after: u64,
+        /// Hits that would still pass at once.
+        remaining: u32,
+        /// Microseconds until the full limit is available again.
+        reset_us: u64,
+        /// Microseconds until the same hits could pass; absent: they passed, or never will.
+        retry_after_us: Option<u64> = default,
+        /// Delay that the limit asks for, in microseconds.
+        delay_us: u64 = default,
+        /// Microseconds until the ban of the client ends; 0: it is not banned.
+        banned_us: u64 = default,
+        /// What became of the slot or reservation: `taken`, `renewed`, `freed` (a reservation: settled), `released_early`
+        /// or `late`; absent if nothing did.
+        slot: SlotChange = default,
+        /// Seats that were found expired, or held by a dead Envoy, and freed; of reservations their number.
+        expired_seats: u32 = default,
+        /// Hits by which the settlement of a reservation exceeds its estimate.
+        above_estimate: u64 = default,
+    }
 }
 
 /// Verdict on a request or a descriptor.
@@ -436,6 +370,8 @@ impl DecisionSource {
         }
     }
 }
+
+named_fields! { RecordedVerdict DecisionSource }
 
 /// Number of records that are missing, with the reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

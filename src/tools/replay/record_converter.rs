@@ -19,9 +19,10 @@ use crate::base::sharded::lock_ignoring_poison;
 use crate::decide::log::header::{self, HeaderReason, HeaderRecord, RuleSetRecord, SettingsRecord};
 use crate::decide::log::reader::RecordReader;
 use crate::decide::log::record::{
-    DecisionRecord, DecisionSource, DescriptorRecord, EntryRecord, Record, RecordText, RecordedVerdict, SlotRecord,
+    DecisionRecord, DecisionSource, DescriptorRecord, EntryRecord, Record, RecordedVerdict, SlotRecord,
     hits_from_number,
 };
+use crate::decide::log::record_field::RecordText;
 use crate::limit::period::Period;
 use crate::limit::request::Hits;
 use crate::rules::compile::options::CompileOptions;
@@ -281,7 +282,7 @@ fn convert_plan(record: &DescriptorRecord<'_>) -> Option<RecordedPlan> {
     let name: Box<str> = (&**record.rule.as_ref()?.plan.as_ref()?).into();
     let limit = record.limits.first().filter(|_| *name == *OWN_LIMIT_NAME);
     let own = limit.and_then(|limit| {
-        let period = Period::new(limit.unit, limit.unit_multiplier)?;
+        let period = Period::new(limit.unit, limit.unit_multiplier.unwrap_or(1))?;
         Some(OwnLimit { requests_per_unit: limit.requests_per_unit, period })
     });
     Some(RecordedPlan { name, own })

@@ -13,7 +13,7 @@ use serde_json::value::RawValue;
 
 use super::field_map::{AbsentField, FieldMap, FieldValues};
 use super::recorded_request::RecordedRequest;
-use crate::decide::log::record::RecordText;
+use crate::decide::log::record_field::RecordText;
 use crate::rules::table_file::RowBoundedInput;
 
 /// Maximum length of a line, in bytes.

@@ -170,7 +170,7 @@ struct KeptSlotChange {
 
 /// `max_duration` of a limit in microseconds; `None` if the limit has no slots.
 fn max_duration_us(limit: &LimitRecord<'_>) -> Option<u64> {
-    let period = Period::new(limit.unit, limit.unit_multiplier)?;
+    let period = Period::new(limit.unit, limit.unit_multiplier.unwrap_or(1))?;
     (limit.algorithm == Algorithm::Concurrent).then(|| period.micros())
 }
 

@@ -26,7 +26,7 @@ use crate::limit::slot::SlotChange;
 
 /// Formats a limit: `10 per minute token_bucket, bucket_size 20 (burst)`.
 pub fn format_limit(limit: &LimitRecord<'_>) -> String {
-    let period = period_in_words(limit.unit.name(), limit.unit_multiplier);
+    let period = period_in_words(limit.unit.name(), limit.unit_multiplier.unwrap_or(1));
     let mut text = match limit.algorithm {
         Algorithm::Concurrent => format!("{} at once, max_duration {period}", limit.requests_per_unit),
         algorithm => format!("{} per {period} {algorithm}", limit.requests_per_unit),

@@ -82,7 +82,7 @@ impl RejectedCharge<'_> {
             algorithm: self.spec.algorithm,
             requests_per_unit: self.spec.requests_per_unit,
             unit: Unit::Minute,
-            unit_multiplier: 1,
+            unit_multiplier: None,
             capacity: Some(limit.capacity()).filter(|capacity| *capacity != self.spec.requests_per_unit),
             max_wait_us: limit.non_default_max_wait_us(),
             window: None,
