@@ -23,7 +23,7 @@ use super::log::record::{
     LimitResultRecord, OverrideRecord, RecordedVerdict, RuleRecord, SlotRecord, hits_to_number,
 };
 use super::log::value_form::ValueForm;
-use super::log::{DecisionFacts, DecisionLog, RecordIdAndTime};
+use super::log::{DecisionFacts, DecisionLog, RecordStamp};
 use super::outcome::{DescriptorOutcome, retry_after_us};
 use super::selected_request::SelectedRequest;
 use super::selection::{SelectedLimit, Selection};
@@ -101,7 +101,7 @@ impl<'a> ChargedRequest<'a, '_, '_> {
         let logged = LoggedDecision { decided, verdicts: self.verdicts(decided), sampled };
         let (verdict, now_us) = (logged.verdicts.request, self.selected.context.store.now.as_micros());
         tap.send_decision(self.selected.request, verdict, now_us, |seq| {
-            self.build_record(values, RecordIdAndTime { process: "tap", seq, now_us }, &logged)
+            self.build_record(values, RecordStamp { process: "tap", zone: "", seq, now_us }, &logged)
         });
     }
 
@@ -159,7 +159,7 @@ impl<'a> ChargedRequest<'a, '_, '_> {
     fn build_record(
         self,
         values: &ValueForm,
-        stamp: RecordIdAndTime<'a>,
+        stamp: RecordStamp<'a>,
         logged: &LoggedDecision<'_, '_>,
     ) -> DecisionRecord<'a> {
         let LoggedDecision { decided, verdicts, .. } = logged;
@@ -169,6 +169,7 @@ impl<'a> ChargedRequest<'a, '_, '_> {
         let time_us = self.selected.context.store.now.as_micros();
         DecisionRecord {
             process: stamp.process.into(),
+            zone: stamp.zone.into(),
             seq: stamp.seq,
             time_us,
             domain: request.domain.into(),

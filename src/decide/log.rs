@@ -62,6 +62,7 @@ pub struct DecisionLog {
     /// Form of values.
     pub values: ValueForm,
     process: String,
+    zone: String,
     clock: Clock,
     store: &'static str,
     settings: SettingsRecord,
@@ -108,11 +109,13 @@ impl LogHeaderContext {
     }
 }
 
-/// Fields that the log adds to each record: process id, number of the record, and time.
+/// Fields that the log adds to each record.
 #[derive(Clone, Copy, Debug)]
-pub struct RecordIdAndTime<'l> {
+pub struct RecordStamp<'l> {
     /// Id of the process.
     pub process: &'l str,
+    /// Zone of the replica; empty if it has none.
+    pub zone: &'l str,
     /// Number of the record.
     pub seq: u64,
     /// Current time in microseconds since the Unix epoch.
@@ -147,6 +150,7 @@ impl DecisionLog {
             sample: KeySample { share: settings.sample },
             values,
             process,
+            zone: settings.zone.clone(),
             clock,
             store,
             settings: recorded,
@@ -157,11 +161,12 @@ impl DecisionLog {
     }
 
     /// Writes the record that `record` makes.
-    pub fn write_decision<'a>(&'a self, record: impl FnOnce(RecordIdAndTime<'a>) -> DecisionRecord<'a>) {
+    pub fn write_decision<'a>(&'a self, record: impl FnOnce(RecordStamp<'a>) -> DecisionRecord<'a>) {
         let mut line = LINE_BUFFER.take();
         line.clear();
         let seq = self.last_seq.fetch_add(1, Ordering::Relaxed) + 1;
-        let stamp = RecordIdAndTime { process: &self.process, seq, now_us: self.clock.now().as_micros() };
+        let (process, zone) = (&*self.process, &*self.zone);
+        let stamp = RecordStamp { process, zone, seq, now_us: self.clock.now().as_micros() };
         record(stamp).append_line(&mut line);
         for sink in &self.sinks {
             sink.queue.push_line(&line);

@@ -30,6 +30,7 @@ settings! { "Decision log";
     TOLLKEEPER_DECISION_LOG_SAMPLE: f64 = 1.0,
         "share of the keys whose decisions are logged; all replicas choose the same keys"
         .with_allowed(FloatRange::new(0.0, 1.0));
+    TOLLKEEPER_ZONE: String = "", "zone of this replica, such as europe-west1-b, for the records of its decisions; empty: none";
     TOLLKEEPER_DECISION_LOG_VALUES: LoggedValueForm = LoggedValueForm::Plain,
         "values of descriptors in the log, /top, /fleet, /counters and the console: as sent, as a keyed hash, or left out";
     TOLLKEEPER_DECISION_LOG_HASH_KEY: Option<Secret> = None,
@@ -150,6 +151,8 @@ pub struct DecisionLogSettings {
     pub when: LoggedDecisionKinds,
     /// Share of the keys that is logged, 0 to 1.
     pub sample: f64,
+    /// Zone of this replica; empty if it has none.
+    pub zone: String,
     /// Form of the values of descriptors.
     pub values: LoggedValueForm,
     /// Key of hashed values; set if `values` is `Hashed`.
@@ -340,6 +343,7 @@ impl DecisionLogSettings {
             sinks,
             when: when.unwrap_or_default(),
             sample: values.get(&TOLLKEEPER_DECISION_LOG_SAMPLE),
+            zone: values.get(&TOLLKEEPER_ZONE),
             values: logged_values,
             hash_key: hash_key.filter(|_| logged_values == LoggedValueForm::Hashed).cloned(),
             max_file_bytes: values.get(&TOLLKEEPER_DECISION_LOG_FILE_BYTES).0,

@@ -44,6 +44,8 @@ record! {
     pub struct DecisionRecord<'a> {
         /// Random id of the process.
         process: RecordText<'a>,
+        /// Zone of the replica; empty if it has none.
+        zone: RecordText<'a> = default,
         /// Number of the record in its process, from 1; missing numbers are lost records.
         seq: u64,
         /// Arrival of the request, in microseconds since the Unix epoch.

@@ -40,7 +40,7 @@ fn logged(env: &[(&str, &str)], requests: &[&str]) -> Vec<String> {
 fn record_has_the_inputs_and_the_result_of_a_decision() {
     let directory = tempdir().unwrap();
     let file = directory.path().join("log");
-    let service = logging_service(&file, &[ALL], RULES);
+    let service = logging_service(&file, &[ALL, ("TOLLKEEPER_ZONE", "europe-west1-b")], RULES);
     service.decide(&shop_request("user=alice").hits(2)).unwrap();
     service.advance_us(30_000_000);
     service.decide(&shop_request("user=alice; other=x").request_hits(3).limit(5, 3, Some(2))).unwrap();
@@ -54,7 +54,7 @@ fn record_has_the_inputs_and_the_result_of_a_decision() {
     assert_eq!(header["rules"]["documents"], json!([{"name": "rules.yaml", "format": "yaml_first", "text": rules}]));
     let expected = json!({
         "v": 1, "type": "decision", "process": header["process"], "seq": 1, "time_us": 1_783_512_000_000_000_u64,
-        "domain": "shop",
+        "zone": "europe-west1-b", "domain": "shop",
         "descriptors": [{
             "entries": [{"key": "user", "value": "alice"}], "hits": 2, "sampled": true,
             "rule": {"path": "shop.user", "file": "rules.yaml", "line": 3},

@@ -97,6 +97,7 @@ pub(super) fn full_decision<'a>() -> DecisionRecord<'a> {
     };
     DecisionRecord {
         process: "0123456789abcdef".into(),
+        zone: "europe-west1-b".into(),
         seq: 17,
         time_us: 1_783_512_000_000_000,
         domain: "shop".into(),
@@ -160,6 +161,7 @@ fn read_all(lines: &[u8]) -> Vec<Record<'static>> {
 #[test]
 fn records_are_read_as_they_were_written_and_fit_the_schema() {
     let small = DecisionRecord {
+        zone: "".into(),
         hits_addend: 0,
         error: None,
         retry_after_us: None,

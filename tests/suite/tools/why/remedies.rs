@@ -125,6 +125,7 @@ impl RejectedCharge<'_> {
         };
         let decision = DecisionRecord {
             process: "p".into(),
+            zone: "".into(),
             seq: 1,
             time_us: self.now.as_micros(),
             domain: "d".into(),
