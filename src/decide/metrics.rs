@@ -32,7 +32,7 @@ use crate::rules::rule::metric_names::build_override_metric_name;
 use crate::rules::rule::set::DomainRules;
 use crate::store::charge::DecidedBy;
 use crate::telemetry::metrics::limit_stats::{LimitStat, LimitStats};
-use crate::telemetry::top_keys::KeyRejection;
+use crate::telemetry::top_keys::KeyHits;
 use crate::telemetry::unmatched_descriptors::UnmatchedDescriptor;
 
 /// Statistics that a limit counts under.
@@ -192,8 +192,8 @@ impl Decider {
                 let id = stats.combine_id_with_key(key);
                 let named = (limit.stats.is_none()).then(|| self.override_stats(selection, descriptor)).flatten();
                 let limit = named.as_deref().unwrap_or(stats);
-                let rejection = KeyRejection { id, limit, hits };
-                self.metrics.top_keys.record_rejection(rejection, now, |text| {
+                let rejected = KeyHits { id, limit, hits };
+                self.metrics.top_keys.record_key(rejected, now, |text| {
                     write_entries_text(text, &path, self.value_form_in_keys(selection));
                 });
             }
@@ -208,8 +208,8 @@ impl Decider {
         let Some(stats) = first.stats.or_else(|| selection.domain.map(|domain| &domain.others)) else { return };
         let named = first.stats.is_none().then(|| self.override_stats(selection, descriptor)).flatten();
         let limit = named.as_deref().unwrap_or(stats);
-        let busy = KeyRejection { id: stats.combine_id_with_key(selection.key), limit, hits };
-        self.metrics.busiest_keys.record_rejection(busy, now, |text| {
+        let busy = KeyHits { id: stats.combine_id_with_key(selection.key), limit, hits };
+        self.metrics.busiest_keys.record_key(busy, now, |text| {
             write_entries_text(text, &path, self.value_form_in_keys(selection));
         });
     }

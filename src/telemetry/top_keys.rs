@@ -42,7 +42,7 @@ pub const MAX_KEY_TEXT_BYTES: usize = 256;
 const SHARD_COUNT: usize = 8;
 const MINUTE_S: u64 = 60;
 
-/// Keys that are rejected most.
+/// Keys with most hits.
 #[derive(Debug)]
 pub struct TopKeys {
     /// `None` if tracking is off.
@@ -60,7 +60,7 @@ struct MinuteWindows {
     past: VecDeque<PastMinute>,
 }
 
-/// Keys rejected most in a minute that is no longer kept.
+/// Keys with most hits in a minute that is no longer kept.
 #[derive(Debug)]
 struct PastMinute {
     minute: u64,
@@ -84,64 +84,64 @@ struct LimitAndKey {
     text: Vec<u8>,
 }
 
-/// Rejection of a key by a limit.
+/// Hits of a key: those that a limit rejected, or all of a sampled decision.
 #[derive(Clone, Copy, Debug)]
-pub struct KeyRejection<'l> {
+pub struct KeyHits<'l> {
     /// Hash of key and limit that clients cannot predict.
     pub id: u128,
-    /// Limit that rejected the key.
+    /// Limit that the key counts under.
     pub limit: &'l LimitStats,
     /// Number of hits that had to fit: 1 for a peek.
     pub hits: u64,
 }
 
-/// A key that was rejected.
+/// A key with its hits: the rejected ones, or all.
 #[derive(Clone, Debug)]
-pub struct RejectedKey {
-    /// Limit that rejected the key.
+pub struct KeyCount {
+    /// Limit that the key counts under.
     pub limit: Arc<LimitName>,
     /// `key=value,key=value`, escaped, with a hash if it is cut to [`MAX_KEY_TEXT_BYTES`].
     pub text: Arc<str>,
     /// True if the values in the text are known to be as sent.
     pub has_plain_values: bool,
-    /// Lower bound of the rejected hits.
+    /// Lower bound of the hits.
     pub at_least: u64,
-    /// Upper bound of the rejected hits.
+    /// Upper bound of the hits.
     pub at_most: u64,
-    /// Lower bound of the rejected requests.
+    /// Lower bound of the requests.
     pub requests: u64,
-    /// Part of `at_least` in bursts: minutes with rejections in at most [`MAX_BURST_SECONDS`] seconds.
+    /// Part of `at_least` in bursts: minutes with hits in at most [`MAX_BURST_SECONDS`] seconds.
     pub in_bursts: u64,
     /// Hits of the largest burst.
     pub largest_burst: u64,
 }
 
-/// Keys rejected in one minute.
+/// Keys with hits in one minute.
 #[derive(Clone, Debug, Default)]
-pub struct RejectedKeysInMinute {
+pub struct KeyCountsInMinute {
     /// Minutes since the Unix epoch.
     pub minute: u64,
-    /// Upper bound of the rejected hits of every key without a counter.
+    /// Upper bound of the hits of every key without a counter.
     pub max_missed: u64,
     /// All keys that have a counter, the largest upper bound first.
-    pub keys: Vec<RejectedKey>,
+    pub keys: Vec<KeyCount>,
 }
 
-/// Hits rejected in one minute.
+/// Hits in one minute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RejectedHitsInMinute {
+pub struct HitsInMinute {
     /// Minutes since the Unix epoch.
     pub minute: u64,
     /// Lower bound of the hits.
-    pub rejected_at_least: u64,
+    pub at_least: u64,
 }
 
-/// Rejected keys at one time.
+/// Keys at one time.
 #[derive(Clone, Debug, Default)]
 pub struct TopKeysSnapshot {
-    /// All keys that have a counter, the most rejected first.
-    pub keys: Vec<RejectedKey>,
-    /// Upper bound of the rejected hits of every key without a counter.
+    /// All keys that have a counter, those with most hits first.
+    pub keys: Vec<KeyCount>,
+    /// Upper bound of the hits of every key without a counter.
     pub max_missed: u64,
 }
 
@@ -168,11 +168,11 @@ impl TopKeys {
         self.shards.as_ref().and_then(|_| weight_if_sampled(SampledStatistic::BusiestKeys))
     }
 
-    /// Counts rejected hits of a key. `push_text` is called with an empty text if the key is new, and
+    /// Counts hits of a key. `push_text` is called with an empty text if the key is new, and
     /// appends UTF-8.
-    pub fn record_rejection(&self, rejected: KeyRejection<'_>, now: Time, push_text: impl FnOnce(&mut Vec<u8>)) {
+    pub fn record_key(&self, counted: KeyHits<'_>, now: Time, push_text: impl FnOnce(&mut Vec<u8>)) {
         let Some(shards) = &self.shards else { return };
-        let KeyRejection { id, limit, hits } = rejected;
+        let KeyHits { id, limit, hits } = counted;
         let seconds = self.unix_seconds_by_redis_clock(now);
         let (minute, second_mark) = (seconds / MINUTE_S, 1 << (seconds % MINUTE_S));
         let mut windows = shards.lock_shard(lower_half(id));
@@ -195,7 +195,7 @@ impl TopKeys {
         }
     }
 
-    /// Returns the keys rejected in the last `minutes`, including the current one, by limits that `filter` accepts.
+    /// Returns the keys of the last `minutes`, including the current one, under limits that `filter` accepts.
     pub fn snapshot(&self, now: Time, minutes: u64, filter: impl Fn(&LimitName) -> bool) -> TopKeysSnapshot {
         let minute = self.unix_minute_by_redis_clock(now);
         let first = (minute + 1).saturating_sub(minutes.clamp(1, KEPT_MINUTES));
@@ -211,16 +211,16 @@ impl TopKeys {
                 }
             }
             snapshot.max_missed = snapshot.max_missed.max(missed);
-            snapshot.keys.extend(keys.into_values().map(|sum| sum.into_rejected_key(missed)));
+            snapshot.keys.extend(keys.into_values().map(|sum| sum.into_key_count(missed)));
         }
         snapshot.keys.sort_by(|a, b| (b.at_least, b.at_most, &a.text).cmp(&(a.at_least, a.at_most, &b.text)));
         snapshot
     }
 
-    /// Returns the hits rejected in the last `minutes`, including the current one, by limits that `filter` accepts.
+    /// Returns the hits in the last `minutes`, including the current one, under limits that `filter` accepts.
     ///
     /// The number is exact if it accepts all of them; else hits of keys without a counter may count for others.
-    pub fn rejected_hits_in_last_minutes(&self, now: Time, minutes: u64, filter: impl Fn(&LimitName) -> bool) -> u64 {
+    pub fn hits_in_last_minutes(&self, now: Time, minutes: u64, filter: impl Fn(&LimitName) -> bool) -> u64 {
         let first = (self.unix_minute_by_redis_clock(now) + 1).saturating_sub(minutes.clamp(1, KEPT_MINUTES));
         let mut hits = 0_u64;
         for windows in self.shards.iter().flat_map(Sharded::lock_each) {
@@ -232,21 +232,21 @@ impl TopKeys {
         hits
     }
 
-    /// Returns the keys rejected in each of the last [`KEPT_MINUTES`] minutes with rejections, the oldest first.
-    pub fn rejected_keys_by_minute(&self, now: Time) -> Vec<RejectedKeysInMinute> {
+    /// Returns the keys of each of the last [`KEPT_MINUTES`] minutes with hits, the oldest first.
+    pub fn recent_keys_by_minute(&self, now: Time) -> Vec<KeyCountsInMinute> {
         self.keys_by_minute(now, KEPT_MINUTES)
     }
 
-    /// Returns the keys rejected in each of the last [`REMEMBERED_MINUTES`] minutes with rejections, the oldest first.
-    pub fn remembered_keys_by_minute(&self, now: Time) -> Vec<RejectedKeysInMinute> {
+    /// Returns the keys of each of the last [`REMEMBERED_MINUTES`] minutes with hits, the oldest first.
+    pub fn remembered_keys_by_minute(&self, now: Time) -> Vec<KeyCountsInMinute> {
         self.keys_by_minute(now, REMEMBERED_MINUTES)
     }
 
-    fn keys_by_minute(&self, now: Time, last_minutes: u64) -> Vec<RejectedKeysInMinute> {
+    fn keys_by_minute(&self, now: Time, last_minutes: u64) -> Vec<KeyCountsInMinute> {
         let current = self.unix_minute_by_redis_clock(now);
-        let mut minutes: BTreeMap<u64, RejectedKeysInMinute> = BTreeMap::new();
+        let mut minutes: BTreeMap<u64, KeyCountsInMinute> = BTreeMap::new();
         for windows in self.shards.iter().flat_map(Sharded::lock_each) {
-            // Windows end with the next rejection in their shard, so some are kept that should be past.
+            // Windows end with the next hits in their shard, so some are kept that should be past.
             for PastMinute { minute, keys, max_missed } in &windows.past {
                 if minute + last_minutes > current {
                     let counts = keys.iter().map(|(label, count)| (label, *count));
@@ -260,20 +260,20 @@ impl TopKeys {
                 }
             }
         }
-        minutes.into_values().map(RejectedKeysInMinute::sorted).collect()
+        minutes.into_values().map(KeyCountsInMinute::sorted).collect()
     }
 
-    /// Returns the lower bounds of the hits rejected in the last [`KEPT_MINUTES`] by limits that `filter` accepts.
-    pub fn rejected_hits_by_minute(&self, now: Time, filter: impl Fn(&LimitName) -> bool) -> Vec<RejectedHitsInMinute> {
+    /// Returns the lower bounds of the hits in each of the last [`KEPT_MINUTES`], under limits that `filter` accepts.
+    pub fn hits_by_minute(&self, now: Time, filter: impl Fn(&LimitName) -> bool) -> Vec<HitsInMinute> {
         let current = self.unix_minute_by_redis_clock(now);
         let first = (current + 1).saturating_sub(KEPT_MINUTES);
-        let mut sums: Vec<RejectedHitsInMinute> =
-            (first..=current).map(|minute| RejectedHitsInMinute { minute, rejected_at_least: 0 }).collect();
+        let mut sums: Vec<HitsInMinute> =
+            (first..=current).map(|minute| HitsInMinute { minute, at_least: 0 }).collect();
         for windows in self.shards.iter().flat_map(Sharded::lock_each) {
             for window in &windows.kept {
                 let Some(sum) = sums.iter_mut().find(|sum| sum.minute == window.minute) else { continue };
                 let counted = window.sketch.iter().filter(|(_, label, _)| filter(&label.limit));
-                sum.rejected_at_least += counted.map(|(_, _, count)| count.count - count.error).sum::<u64>();
+                sum.at_least += counted.map(|(_, _, count)| count.count - count.error).sum::<u64>();
             }
         }
         sums
@@ -302,7 +302,7 @@ impl TopKeys {
     }
 }
 
-impl RejectedKeysInMinute {
+impl KeyCountsInMinute {
     fn sorted(mut self) -> Self {
         self.keys.sort_by(|a, b| (b.at_most, b.at_least, &a.text).cmp(&(a.at_most, a.at_least, &b.text)));
         self
@@ -311,7 +311,7 @@ impl RejectedKeysInMinute {
 
 /// Adds the counters of one shard to a minute.
 fn add_keys_of_minute<'k>(
-    merged: &mut RejectedKeysInMinute,
+    merged: &mut KeyCountsInMinute,
     minute: u64,
     counts: impl Iterator<Item = (&'k LimitAndKey, CountEstimate)>,
     max_missed: u64,
@@ -321,7 +321,7 @@ fn add_keys_of_minute<'k>(
     merged.keys.extend(counts.map(|(label, count)| {
         let mut sum = KeySum::new(label);
         sum.add_window(count, max_missed);
-        sum.into_rejected_key(max_missed)
+        sum.into_key_count(max_missed)
     }));
 }
 
@@ -333,14 +333,14 @@ impl LimitAndKey {
 
 /// Sum of a key's counters over several windows.
 struct KeySum {
-    key: RejectedKey,
+    key: KeyCount,
     /// Upper bound of the hits that a key without a counter had in the windows in which this key has one.
     covered: u64,
 }
 
 impl KeySum {
     fn new(label: &LimitAndKey) -> Self {
-        let key = RejectedKey {
+        let key = KeyCount {
             limit: Arc::clone(&label.limit),
             text: String::from_utf8_lossy(&label.text).into(),
             has_plain_values: true,
@@ -366,8 +366,8 @@ impl KeySum {
     }
 
     /// Adds the windows in which the key had no counter to its upper bound; `missed` is the bound over all windows.
-    fn into_rejected_key(self, missed: u64) -> RejectedKey {
-        RejectedKey { at_most: self.key.at_most + missed.saturating_sub(self.covered), ..self.key }
+    fn into_key_count(self, missed: u64) -> KeyCount {
+        KeyCount { at_most: self.key.at_most + missed.saturating_sub(self.covered), ..self.key }
     }
 }
 

@@ -9,14 +9,14 @@ use std::sync::Arc;
 use tokio::runtime::{Builder, Runtime};
 use tollkeeper::base::clock::Time;
 use tollkeeper::serve::grpc::decode;
-use tollkeeper::serve::grpc::encode::{AnswerError, ResponseWithDelay};
+use tollkeeper::serve::grpc::encode::AnswerError;
 use tollkeeper::serve::grpc::service::DEFAULT_CALLER_DEADLINE;
 use tollkeeper::settings::{self, Settings};
 use tollkeeper::store::Store;
 use tollkeeper::store::fallback::Fallback;
 use tollkeeper::store::redis::Redis;
 
-use super::test_service::{TestRequest, TestResponse, TestService};
+use super::test_service::{TestRequest, TestResponse, TestService, decide_within};
 
 /// A replica that counts in Redis.
 #[derive(Debug)]
@@ -76,7 +76,6 @@ impl Replica {
 
     async fn decide_async(&self, request: &TestRequest) -> Result<TestResponse, AnswerError> {
         let request = decode::convert_request(&request.0);
-        let decided = self.service.inner.decide(&request, DEFAULT_CALLER_DEADLINE, None).await;
-        decided.map(|ResponseWithDelay { response, delay }| TestResponse { response, delay })
+        decide_within(&self.service.inner, &request, DEFAULT_CALLER_DEADLINE).await
     }
 }

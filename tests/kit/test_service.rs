@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::LazyLock;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use tokio::runtime::Runtime;
 use tollkeeper::base::clock::{Clock, Time};
 use tollkeeper::base::pb::rate_limit_descriptor::{Entry, RateLimitOverride};
@@ -17,6 +18,7 @@ use tollkeeper::base::pb::{RateLimitDescriptor, RateLimitRequest, RateLimitRespo
 use tollkeeper::decide::decider::Decider;
 use tollkeeper::decide::log::header::{self, RuleSetRecord};
 use tollkeeper::decide::log::{self, DecisionLog, LogHeaderContext};
+use tollkeeper::limit::request::Request;
 use tollkeeper::rules::compile::options::CompileOptions;
 use tollkeeper::rules::compile::{CompiledRules, RuleText, compile_texts};
 use tollkeeper::rules::live::{LiveRules, RuleSetOrigin};
@@ -121,12 +123,29 @@ impl TestService {
     /// Decides a request with this deadline.
     pub fn decide_within(&self, request: &TestRequest, deadline: Duration) -> Result<TestResponse, AnswerError> {
         let request = decode::convert_request(&request.0);
-        let decided = match self.inner.decider.store.is_immediate() {
-            true => self.inner.decide_synchronously(&request, deadline, None),
-            false => store_runtime().block_on(self.inner.decide(&request, deadline, None)),
-        };
-        decided.map(|ResponseWithDelay { response, delay }| TestResponse { response, delay })
+        let decided = decide_within(&self.inner, &request, deadline);
+        match self.inner.decider.store.is_immediate() {
+            true => decided.now_or_never().expect("an immediate store answers at once"),
+            false => store_runtime().block_on(decided),
+        }
     }
+}
+
+/// Decides a request with this deadline, and returns the response with its delay, without waiting for it.
+pub async fn decide_within(
+    service: &RateLimitService,
+    request: &Request<'_>,
+    deadline: Duration,
+) -> Result<TestResponse, AnswerError> {
+    decode::check_descriptor_count(request)?;
+    let (rules, decider) = (service.rules.current_rules_owned(), &service.decider);
+    let context = service.build_decision_context(rules.as_deref(), deadline);
+    let decision = match decider.store.is_immediate() {
+        true => decider.decide_synchronously(context, request)?,
+        false => decider.decide(context, request).await?,
+    };
+    let ResponseWithDelay { response, delay } = ResponseWithDelay::from_decision(&decision);
+    Ok(TestResponse { response, delay })
 }
 
 /// Runtime of stores that wait; it lives until the process ends.

@@ -28,7 +28,7 @@ use crate::telemetry::decision_history::RequestMinute;
 use crate::telemetry::listener_stats::OutgoingTlsConnection;
 use crate::telemetry::metrics::limit_stats::LimitName;
 use crate::telemetry::scheduler_lag::SCHEDULER_LAG;
-use crate::telemetry::top_keys::RejectedKey;
+use crate::telemetry::top_keys::KeyCount;
 
 /// Maximum number of alarms about domains without a matching rule: requests name domains.
 const MAX_UNMATCHED_ALARMS: usize = 3;
@@ -229,7 +229,7 @@ impl OwnAlarms {
         let left_out: HashSet<&LimitName> =
             rules.flat_map(|rule| limits_left_out_of_hot_key_alarm(rule, &names)).collect();
         let rejects = |name: &LimitName| !left_out.contains(name);
-        let all = top_keys.rejected_hits_in_last_minutes(now, minutes, rejects);
+        let all = top_keys.hits_in_last_minutes(now, minutes, rejects);
         if let Some(key) = find_hot_key(&snapshot(&rejects), all) {
             let (text, of) = (truncate_and_escape(&key.text, MAX_KEY_CHARS), escape_unprintable(key.limit.as_str()));
             let text = format!(
@@ -326,12 +326,12 @@ pub fn limits_left_out_of_hot_key_alarm<'r>(
 }
 
 /// True if a key has enough rejected hits for an alarm, bursts left out.
-fn has_hits_of_hot_key(key: &RejectedKey) -> bool {
+fn has_hits_of_hot_key(key: &KeyCount) -> bool {
     key.at_least - key.in_bursts >= MIN_HITS_OF_HOT_KEY
 }
 
 /// Returns the key that has more than half of `all` rejected hits, if these are many and no burst.
-pub fn find_hot_key(keys: &[RejectedKey], all: u64) -> Option<&RejectedKey> {
+pub fn find_hot_key(keys: &[KeyCount], all: u64) -> Option<&KeyCount> {
     keys.iter().find(|key| has_hits_of_hot_key(key) && key.at_least > all / 2)
 }
 

@@ -21,7 +21,7 @@ use std::sync::Arc;
 
 use super::summary::{PublishedKeyForm, RejectedKeysMinuteSummary, ReplicaSummary};
 use crate::telemetry::metrics::limit_stats::LimitName;
-use crate::telemetry::top_keys::{KEPT_MINUTES, RejectedKey, TopKeysSnapshot};
+use crate::telemetry::top_keys::{KEPT_MINUTES, KeyCount, TopKeysSnapshot};
 
 /// Maximum number of keys in a minute; more are kept until there are twice as many.
 const MAX_KEYS_PER_MINUTE: usize = 3_000;
@@ -135,9 +135,9 @@ impl MergedRejectedKeys {
                 sum.covered = sum.covered.saturating_add(missed);
             }
         }
-        let mut keys: Vec<RejectedKey> = sums
+        let mut keys: Vec<KeyCount> = sums
             .into_iter()
-            .map(|(key, sum)| RejectedKey {
+            .map(|(key, sum)| KeyCount {
                 limit: Arc::clone(&key.limit),
                 text: Arc::clone(&key.text),
                 has_plain_values: key.has_plain_values,
@@ -251,11 +251,11 @@ impl MergedBusiestKeys {
 
     /// Returns the keys of limits that `filter` accepts, the busiest first.
     pub fn snapshot(&self, filter: impl Fn(&LimitName) -> bool) -> TopKeysSnapshot {
-        let mut keys: Vec<RejectedKey> = self
+        let mut keys: Vec<KeyCount> = self
             .hits
             .iter()
             .filter(|(id, _)| filter(&id.limit))
-            .map(|(id, hits)| RejectedKey {
+            .map(|(id, hits)| KeyCount {
                 limit: Arc::new(id.limit.clone()),
                 text: id.text.as_str().into(),
                 has_plain_values: id.has_plain_values,

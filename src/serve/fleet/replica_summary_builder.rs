@@ -23,7 +23,7 @@ use crate::serve::metrics_collector::MetricsCollector;
 use crate::serve::status::{DecisionTotals, RecentDecisions, RulesStatus, StoreStatus};
 use crate::telemetry::metrics::limit_stats::LimitName;
 use crate::telemetry::service_metrics::ServiceMetrics;
-use crate::telemetry::top_keys::{KEPT_MINUTES, RejectedKey, RejectedKeysInMinute};
+use crate::telemetry::top_keys::{KEPT_MINUTES, KeyCount, KeyCountsInMinute};
 
 /// Number of earlier totals that are kept: the recent decisions span this many intervals.
 const MAX_KEPT_DECISION_TOTALS: usize = 12;
@@ -99,7 +99,7 @@ impl ReplicaSummaryBuilder {
             summary.values = PublishedKeyForm::None;
         }
         if summary.values != PublishedKeyForm::None {
-            add_rejected_keys(&mut summary, &metrics.top_keys.rejected_keys_by_minute(now), &mut names, MAX_KEYS_BYTES);
+            add_rejected_keys(&mut summary, &metrics.top_keys.recent_keys_by_minute(now), &mut names, MAX_KEYS_BYTES);
         }
         if summary.values != PublishedKeyForm::None {
             let busiest = metrics.busiest_keys.snapshot(now, KEPT_MINUTES, |_| true);
@@ -183,7 +183,7 @@ impl ListedLimitNames {
 /// Adds as many keys of each minute as there is room for in bytes, the same number in each.
 pub fn add_rejected_keys(
     summary: &mut ReplicaSummary,
-    minutes: &[RejectedKeysInMinute],
+    minutes: &[KeyCountsInMinute],
     names: &mut ListedLimitNames,
     mut room: usize,
 ) {
@@ -200,7 +200,7 @@ pub fn add_rejected_keys(
     'ranks: for rank in 0..deepest {
         for (minute, of_summary) in minutes.iter().zip(&mut summary.minutes) {
             let Some(rejected) = minute.keys.get(rank) else { continue };
-            let RejectedKey { limit, text, at_least, at_most, requests, .. } = rejected;
+            let KeyCount { limit, text, at_least, at_most, requests, .. } = rejected;
             let name = names.find_or_add_name_index(limit, &mut room);
             let key = name.and_then(|name| {
                 let known = indexes.get(&(name, Arc::clone(text))).copied();
@@ -230,7 +230,7 @@ pub fn add_rejected_keys(
 }
 
 /// Adds the busiest keys, as far as there is room.
-fn add_busiest_keys(summary: &mut ReplicaSummary, keys: &[RejectedKey], names: &mut ListedLimitNames) {
+fn add_busiest_keys(summary: &mut ReplicaSummary, keys: &[KeyCount], names: &mut ListedLimitNames) {
     let mut room = MAX_BUSY_KEYS_BYTES;
     for key in keys.iter().take(MAX_BUSY_KEYS) {
         let Some(name) = names.find_or_add_name_index(&key.limit, &mut room) else { return };

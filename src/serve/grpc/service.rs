@@ -295,19 +295,6 @@ impl RateLimitService {
         self.delayed_responses.load(Ordering::Relaxed)
     }
 
-    /// Decides a request with an immediate store. `span` is the span of the decision.
-    ///
-    /// # Errors
-    /// The request is invalid, there is no decision, or the store is not immediate.
-    pub fn decide_synchronously(
-        &self,
-        request: &Request<'_>,
-        deadline: Duration,
-        span: Option<&Span>,
-    ) -> Result<ResponseWithDelay, AnswerError> {
-        self.decide_call_synchronously(request, CallContext { deadline, span, head: None })
-    }
-
     fn decide_call_synchronously(
         &self,
         request: &Request<'_>,
@@ -319,19 +306,6 @@ impl RateLimitService {
         let context = self.build_decision_context_of_call(rules.as_deref(), terms);
         let decision = self.decider.decide_synchronously(context, request)?;
         Ok(ResponseWithDelay::from_decision(&decision))
-    }
-
-    /// Decides a request with any store. `span` is the span of the decision.
-    ///
-    /// # Errors
-    /// The request is invalid, or there is no decision.
-    pub async fn decide(
-        &self,
-        request: &Request<'_>,
-        deadline: Duration,
-        span: Option<&Span>,
-    ) -> Result<ResponseWithDelay, AnswerError> {
-        self.decide_call(request, CallContext { deadline, span, head: None }).await
     }
 
     async fn decide_call(

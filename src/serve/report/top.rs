@@ -15,7 +15,7 @@ use crate::base::text::escape_unprintable;
 use crate::base::text_table::{Format, NumberAlignment, format_table};
 use crate::decide::key_text::KeyEntry;
 use crate::telemetry::metrics::limit_stats::LimitName;
-use crate::telemetry::top_keys::{KEPT_MINUTES, RejectedHitsInMinute, RejectedKey, TopKeys, TopKeysSnapshot};
+use crate::telemetry::top_keys::{HitsInMinute, KEPT_MINUTES, KeyCount, TopKeys, TopKeysSnapshot};
 
 /// Query of `/top`.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -156,7 +156,7 @@ impl TopReport {
         let snapshot = |minutes| top_keys.snapshot(now, minutes, |name| query.matches_limit_name(name));
         let mut report = Self::from_snapshot(snapshot, domains, query);
         report.by_minute = top_keys
-            .rejected_hits_by_minute(now, |name| query.matches_limit_name(name))
+            .hits_by_minute(now, |name| query.matches_limit_name(name))
             .into_iter()
             .map(RejectedByMinute::from)
             .collect();
@@ -311,7 +311,7 @@ impl TopReport {
 }
 
 impl TopKey {
-    fn new(rejected: &RejectedKey, domains: &DomainsByMetricName) -> Self {
+    fn new(rejected: &KeyCount, domains: &DomainsByMetricName) -> Self {
         Self {
             rule: rejected.limit.as_str().to_owned(),
             domain: domains.find_domain(&rejected.limit),
@@ -325,9 +325,9 @@ impl TopKey {
     }
 }
 
-impl From<RejectedHitsInMinute> for RejectedByMinute {
-    fn from(sum: RejectedHitsInMinute) -> Self {
-        let RejectedHitsInMinute { minute, rejected_at_least } = sum;
+impl From<HitsInMinute> for RejectedByMinute {
+    fn from(sum: HitsInMinute) -> Self {
+        let HitsInMinute { minute, at_least: rejected_at_least } = sum;
         let at = format!("{:02}:{:02}", minute / 60 % 24, minute % 60);
         Self { at, start_s: minute * 60, rejected_at_least }
     }

@@ -11,7 +11,7 @@ use tollkeeper::serve::report::{DomainsByMetricName, top};
 use tollkeeper::telemetry::hyperloglog::HyperLogLog;
 use tollkeeper::telemetry::metrics::limit_stats::{LimitName, LimitStats};
 use tollkeeper::telemetry::top_keys::space_saving::SpaceSaving;
-use tollkeeper::telemetry::top_keys::{KEPT_MINUTES, KeyRejection, TopKeys};
+use tollkeeper::telemetry::top_keys::{KEPT_MINUTES, KeyHits, TopKeys};
 
 use kit::fixtures::{decide, in_parallel, load_shop_rules, shop_request};
 use kit::test_service::{TestRequest, TestService};
@@ -109,7 +109,7 @@ proptest! {
         for (minute, key, hits) in rejections {
             let id = (key as u128 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
             let now = NOON.plus_us(minute * 60 * SECOND_US);
-            top.record_rejection(KeyRejection { id, limit: &stats, hits }, now, |text| text.extend_from_slice(key.to_string().as_bytes()));
+            top.record_key(KeyHits { id, limit: &stats, hits }, now, |text| text.extend_from_slice(key.to_string().as_bytes()));
             *truth.entry(key.to_string()).or_default() += hits;
         }
         let found = top.snapshot(NOON.plus_us(5 * 60 * SECOND_US), KEPT_MINUTES, |_| true);
@@ -265,7 +265,7 @@ fn remembered_rejections_are_bounded_and_those_with_most_hits() {
     let stats = LimitStats::new(LimitName::new(["shop", "key"]));
     let reject = |key: u64, hits: u64, now: Time| {
         let id = u128::from(mixed(key)) << 64 | u128::from(mixed(key + 1_000_000));
-        top.record_rejection(KeyRejection { id, limit: &stats, hits }, now, |text| {
+        top.record_key(KeyHits { id, limit: &stats, hits }, now, |text| {
             text.extend_from_slice(key.to_string().as_bytes());
         });
     };

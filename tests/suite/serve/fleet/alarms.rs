@@ -14,7 +14,7 @@ use tollkeeper::serve::fleet::alarms::limits_left_out_of_hot_key_alarm;
 use tollkeeper::serve::fleet::finding::ADVICE;
 use tollkeeper::telemetry::decision_history::RequestMinute;
 use tollkeeper::telemetry::metrics::limit_stats::LimitName;
-use tollkeeper::telemetry::top_keys::RejectedKey;
+use tollkeeper::telemetry::top_keys::KeyCount;
 
 #[test]
 fn pages_of_alarms_exist() {
@@ -30,7 +30,7 @@ fn pages_of_alarms_exist() {
 
 #[test]
 fn hot_key_has_more_than_half_of_many_hits_and_no_burst() {
-    let key = |at_least: u64, in_bursts: u64| RejectedKey {
+    let key = |at_least: u64, in_bursts: u64| KeyCount {
         limit: Arc::new(LimitName::new(["shop", "user"])),
         text: "user=ann".into(),
         has_plain_values: true,

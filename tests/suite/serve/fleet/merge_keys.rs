@@ -11,7 +11,7 @@ use tollkeeper::serve::fleet::summary::{
     ReplicaSummary,
 };
 use tollkeeper::telemetry::metrics::limit_stats::{LimitName, LimitStats};
-use tollkeeper::telemetry::top_keys::{KEPT_MINUTES, KeyRejection, TopKeys};
+use tollkeeper::telemetry::top_keys::{KEPT_MINUTES, KeyHits, TopKeys};
 
 const MAX_KEYS_PER_MINUTE: usize = 3_000;
 
@@ -25,7 +25,7 @@ fn minute(number: u64) -> Time {
 /// Summary of these rejections, with room for this many bytes of keys.
 fn summary(top_keys: &TopKeys, room: usize) -> ReplicaSummary {
     let (mut summary, mut names) = (ReplicaSummary::default(), ListedLimitNames::default());
-    add_rejected_keys(&mut summary, &top_keys.rejected_keys_by_minute(minute(5)), &mut names, room);
+    add_rejected_keys(&mut summary, &top_keys.recent_keys_by_minute(minute(5)), &mut names, room);
     (summary.names, summary.domain_bytes) = (names.listed, names.domain_bytes);
     summary
 }
@@ -46,8 +46,8 @@ proptest! {
             let (limit, text) = (&stats[key % 2], key.to_string());
             // Each process hashes keys in its own way.
             let id = (key as u128 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835 + replica as u128 * 2);
-            let rejection = KeyRejection { id, limit, hits };
-            replicas[replica].record_rejection(rejection, minute(at), |pushed| pushed.extend_from_slice(text.as_bytes()));
+            let rejection = KeyHits { id, limit, hits };
+            replicas[replica].record_key(rejection, minute(at), |pushed| pushed.extend_from_slice(text.as_bytes()));
             *truth.entry((limit.name().as_str().to_owned(), text)).or_default() += hits;
         }
         let mut merged = MergedRejectedKeys::default();

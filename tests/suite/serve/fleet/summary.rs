@@ -24,26 +24,23 @@ mod size {
     use tollkeeper::serve::fleet::summary::*;
     use tollkeeper::telemetry::metrics::limit_stats::{LimitName, LimitStats};
     use tollkeeper::telemetry::service_metrics::ServiceMetrics;
-    use tollkeeper::telemetry::top_keys::{KeyRejection, RejectedKeysInMinute, TopKeys};
+    use tollkeeper::telemetry::top_keys::{KeyCountsInMinute, KeyHits, TopKeys};
 
     const MAX_KEYS_BYTES: usize = 30 << 10;
 
     /// Rejected keys of each of ten minutes: `texts` are the same in all.
-    fn minutes(limits: &[Arc<LimitStats>], texts: impl Fn(usize) -> String) -> Vec<RejectedKeysInMinute> {
+    fn minutes(limits: &[Arc<LimitStats>], texts: impl Fn(usize) -> String) -> Vec<KeyCountsInMinute> {
         let top_keys = TopKeys::new(2048);
         for minute in 0..10 {
             for key in 0..2000 {
-                let rejection = KeyRejection {
-                    id: (key as u128 + 1) << 64 | key as u128,
-                    limit: &limits[key % limits.len()],
-                    hits: 1,
-                };
-                top_keys.record_rejection(rejection, Time::from_secs((30_000_000 + minute) * 60), |text| {
+                let rejection =
+                    KeyHits { id: (key as u128 + 1) << 64 | key as u128, limit: &limits[key % limits.len()], hits: 1 };
+                top_keys.record_key(rejection, Time::from_secs((30_000_000 + minute) * 60), |text| {
                     text.extend_from_slice(texts(key).as_bytes());
                 });
             }
         }
-        top_keys.rejected_keys_by_minute(Time::from_secs(30_000_009 * 60))
+        top_keys.recent_keys_by_minute(Time::from_secs(30_000_009 * 60))
     }
 
     #[test]
