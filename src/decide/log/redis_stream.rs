@@ -2,12 +2,9 @@
 //! the records of a stream from begin to end, as the lines of a file.
 //!
 //! The sink `redis:STREAM` writes them. The input reads the entries that the stream has at the start, in parts, and
-//! leaves them there. `consumer_group` reads a stream as a consumer group, which shares the entries among its
-//! consumers. Other programs may write to a stream too: nothing in an entry is trusted.
+//! leaves them there. Other programs may write to a stream too: nothing in an entry is trusted.
 //!
 //! Decides: how a stream of the decision log is read, and how often a read is tried again.
-
-pub mod consumer_group;
 
 use std::fmt;
 use std::io::{self, Read};
@@ -75,19 +72,29 @@ impl FromStr for EntryId {
 
 /// Entry of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct StreamEntry<'r> {
-    pub(crate) id: EntryId,
+pub struct StreamEntry<'r> {
+    /// Its id.
+    pub id: EntryId,
     /// Value of the field `record`; `None` if the entry has no such field.
-    pub(crate) record: Option<&'r [u8]>,
+    pub record: Option<&'r [u8]>,
 }
 
-/// Reads the entries of a reply to XRANGE or XCLAIM; nulls, which stand for deleted entries, are left out.
-///
-/// Returns `None` if the reply has another form.
+/// Reads the entries of a reply to XREAD of one stream; `None` if the reply has another form.
+pub fn parse_read_entries(reply: &Reply) -> Option<Vec<StreamEntry<'_>>> {
+    match reply {
+        Reply::Array(streams) => match streams.first()? {
+            Reply::Array(stream) => parse_entries(stream.get(1)?),
+            _ => None,
+        },
+        Reply::Null => Some(Vec::new()),
+        _ => None,
+    }
+}
+
+/// Reads the entries of a reply to XRANGE; `None` if the reply has another form.
 pub(crate) fn parse_entries(reply: &Reply) -> Option<Vec<StreamEntry<'_>>> {
     match reply {
-        Reply::Array(replies) => replies.iter().filter(|reply| **reply != Reply::Null).map(parse_entry).collect(),
-        Reply::Null => Some(Vec::new()),
+        Reply::Array(replies) => replies.iter().map(parse_entry).collect(),
         _ => None,
     }
 }
@@ -96,8 +103,7 @@ fn parse_entry(reply: &Reply) -> Option<StreamEntry<'_>> {
     let Reply::Array(parts) = reply else { return None };
     let [id, fields] = &**parts else { return None };
     let id = reply_text(id)?.parse().ok()?;
-    // An entry that was deleted after it was delivered has null in place of its fields.
-    let Reply::Array(fields) = fields else { return Some(StreamEntry { id, record: None }) };
+    let Reply::Array(fields) = fields else { return None };
     let record = fields.chunks_exact(2).find(|pair| reply_bytes(&pair[0]) == Some(RECORD_FIELD));
     Some(StreamEntry { id, record: record.and_then(|pair| reply_bytes(&pair[1])) })
 }
@@ -111,9 +117,6 @@ pub enum UnusableRecord {
     /// The record is not JSON.
     #[error("its record is not JSON")]
     NotJson,
-    /// The entry is larger than a reply may be.
-    #[error("it is larger than 16 MiB")]
-    TooLarge,
 }
 
 /// Returns a record as one line of JSON without unprintable characters, and without a line break at its end.

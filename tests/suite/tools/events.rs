@@ -1,13 +1,12 @@
-//! `events`: the records of a stream, each printed by one consumer of a group.
+//! `events`: the records of a stream, from its start or after an entry.
 
 mod deployments;
 mod hostile;
-mod takeover;
 mod worker;
 
 use std::fs::File;
-use std::io::{BufRead as _, BufReader, Write as _};
-use std::process::{Child, ChildStdin, Command, Output, Stdio};
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::Duration;
@@ -20,12 +19,11 @@ use kit::tollkeeper::{inherited_env, program_path};
 use kit::{read, signal, wait_for};
 
 const STREAM: &str = "decisions";
-const GROUP: &str = "workers";
 
 /// The command on the stream of this server.
 fn command(server: &Server, arguments: &str) -> Command {
     let mut command = Command::new(program_path());
-    command.args(["events", "--stream", STREAM, "--group", GROUP]).args(arguments.split_whitespace());
+    command.args(["events", "--stream", STREAM]).args(arguments.split_whitespace());
     command.env_clear().envs(inherited_env()).env("TOLLKEEPER_DECISION_LOG_REDIS_URL", server.address());
     command
 }
@@ -60,21 +58,14 @@ fn number(line: &str) -> u64 {
     line.get("record").unwrap_or(&line)["seq"].as_u64().unwrap()
 }
 
-/// Number of entries that were delivered and not acknowledged.
-fn pending(server: &Server) -> u64 {
-    let summary: Vec<redis::Value> = server.query(&["XPENDING", STREAM, GROUP]);
-    redis::from_redis_value_ref(&summary[0]).unwrap()
-}
-
-/// A consumer that runs; killed when dropped.
-struct Consumer {
+/// A reader that runs; killed when dropped.
+struct Reader {
     child: Child,
     lines: Receiver<String>,
-    stdin: Option<ChildStdin>,
     files: TempDir,
 }
 
-impl Consumer {
+impl Reader {
     fn start(server: &Server, arguments: &str) -> Self {
         Self::start_with(&mut command(server, arguments))
     }
@@ -82,12 +73,11 @@ impl Consumer {
     fn start_with(command: &mut Command) -> Self {
         let files = tempfile::tempdir().unwrap();
         let stderr = File::create(files.path().join("stderr")).unwrap();
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(stderr).spawn().unwrap();
+        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(stderr).spawn().unwrap();
         let (sender, lines) = channel();
         let output = BufReader::new(child.stdout.take().unwrap());
         thread::spawn(move || output.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
-        let stdin = child.stdin.take();
-        Self { child, lines, stdin, files }
+        Self { child, lines, files }
     }
 
     /// Waits for the next line.
@@ -96,24 +86,8 @@ impl Consumer {
         self.lines.recv_timeout(wait).unwrap_or_else(|_| panic!("no line; its messages: {}", self.stderr()))
     }
 
-    /// Waits for the next line, and parses it.
-    fn json(&self) -> Value {
-        serde_json::from_str(&self.line()).unwrap()
-    }
-
-    /// Acknowledges an entry.
-    fn acknowledge(&mut self, id: &Value) {
-        writeln!(self.stdin.as_ref().unwrap(), "{}", id.as_str().unwrap()).unwrap();
-    }
-
     fn stderr(&self) -> String {
         read(&self.files.path().join("stderr"))
-    }
-
-    /// Kills it (`kill -9`).
-    fn kill(&mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
     }
 
     /// Sends SIGTERM, and waits for the exit code.
@@ -123,11 +97,11 @@ impl Consumer {
     }
 
     fn wait(&mut self) -> Option<i32> {
-        wait_for("the consumer to end", || self.child.try_wait().unwrap()).code()
+        wait_for("the reader to end", || self.child.try_wait().unwrap()).code()
     }
 }
 
-impl Drop for Consumer {
+impl Drop for Reader {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -135,110 +109,91 @@ impl Drop for Consumer {
 }
 
 #[test]
-fn records_are_printed_in_order_and_acknowledged() {
+fn records_are_printed_in_order_from_the_start_or_after_an_entry() {
     let server = options().start();
-    append(&server, 1..=250);
-    let output = run(&server, "");
-    assert_eq!((output.status.code(), numbers(&text(&output.stdout))), (Some(0), (1..=250).collect()), "{output:?}");
-    assert!(text(&output.stderr).contains("created the group 'workers'"), "{output:?}");
-    assert_eq!(pending(&server), 0);
-    append(&server, [251]);
-    let output = run(&server, "");
-    assert_eq!((numbers(&text(&output.stdout)), text(&output.stderr)), (vec![251], String::new()));
+    append(&server, 1..=1250);
+    let all = run(&server, "");
+    assert_eq!((all.status.code(), numbers(&text(&all.stdout))), (Some(0), (1..=1250).collect()), "{all:?}");
+    let first = text(&run(&server, "--ids --count 620").stdout);
+    assert_eq!(numbers(&first), (1..=620).collect::<Vec<_>>());
+    let last: Value = serde_json::from_str(first.lines().last().unwrap()).unwrap();
+    let rest = run(&server, &format!("--after {}", last["id"].as_str().unwrap()));
+    assert_eq!((numbers(&text(&rest.stdout)), text(&rest.stderr)), ((621..=1250).collect(), String::new()));
+    let end = run(&server, "--after 9999999999999-0");
+    assert_eq!((end.status.code(), text(&end.stdout)), (Some(0), String::new()));
 }
 
 #[test]
-fn count_leaves_the_other_records_to_the_next_run() {
+fn removed_flags_say_what_to_use_instead() {
     let server = options().start();
-    append(&server, 1..=150);
-    assert_eq!(numbers(&text(&run(&server, "--count 120").stdout)), (1..=120).collect::<Vec<_>>());
-    assert_eq!(numbers(&text(&run(&server, "--count 120").stdout)), (121..=150).collect::<Vec<_>>());
+    let output = run(&server, "--group workers");
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    assert!(text(&output.stderr).contains("follow the stream with --ids and --after"), "{output:?}");
 }
 
 #[test]
-fn records_that_a_closed_pipe_did_not_take_stay_pending() {
+fn closed_pipe_ends_it_without_an_error() {
     let server = options().start();
     append(&server, 1..=3);
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
-    let output = command(&server, "--consumer one").stdout(writer).output().unwrap();
-    assert_eq!((output.status.code(), pending(&server)), (Some(0), 3), "{output:?}");
-    assert!(!text(&output.stderr).contains("pipe"), "{output:?}");
-    assert_eq!(numbers(&text(&run(&server, "--consumer one").stdout)), [1, 2, 3]);
+    let output = command(&server, "").stdout(writer).output().unwrap();
+    assert_eq!((output.status.code(), text(&output.stderr)), (Some(0), String::new()));
 }
 
 #[test]
-fn signal_stops_a_consumer_that_waits_and_one_whose_output_is_not_read() {
+fn signal_stops_a_reader_that_waits_and_one_whose_output_is_not_read() {
     let server = options().start();
-    let mut waits = Consumer::start(&server, "--follow");
+    let mut waits = Reader::start(&server, "--follow");
     append(&server, [1]);
     assert_eq!(number(&waits.line()), 1);
-    wait_for("the acknowledgement", || (pending(&server) == 0).then_some(()));
     assert_eq!(waits.terminate(), Some(0), "{}", waits.stderr());
 
     append(&server, 1..=5000);
     let mut child = command(&server, "--follow").stdout(Stdio::piped()).spawn().unwrap();
-    // A pipe takes a part of them; the first that it does not take stay pending.
-    let is_stuck = || {
-        let before = pending(&server);
-        thread::sleep(Duration::from_millis(200));
-        before > 0 && pending(&server) == before
-    };
-    wait_for("a record that the pipe does not take", || is_stuck().then_some(()));
+    // After the first byte the others are being written, more than a pipe takes.
+    child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
     signal::terminate(child.id());
     let status = wait_for("the end", || child.try_wait().unwrap());
     assert_eq!(status.code(), Some(0));
 }
 
 #[test]
-fn following_consumer_survives_a_restart_of_redis() {
+fn following_reader_survives_a_restart_of_redis() {
     let server = options().start();
-    let mut consumer = Consumer::start(&server, "--follow");
+    let mut reader = Reader::start(&server, "--follow");
     append(&server, [1]);
-    assert_eq!(number(&consumer.line()), 1);
+    assert_eq!(number(&reader.line()), 1);
     server.kill();
-    wait_for("a message", || consumer.stderr().contains("trying again").then_some(()));
+    wait_for("a message", || reader.stderr().contains("trying again").then_some(()));
     // Time for several attempts, of which one is told.
     thread::sleep(Duration::from_secs(2));
     // Empty: it has no persistence.
     server.restart();
     append(&server, [2]);
-    assert_eq!(number(&consumer.line()), 2);
-    wait_for("a message", || consumer.stderr().contains("redis answers again").then_some(()));
-    assert_eq!(consumer.stderr().matches("trying again").count(), 1, "{}", consumer.stderr());
-    assert_eq!(consumer.stderr().matches("created the group").count(), 2, "{}", consumer.stderr());
-    assert_eq!(consumer.terminate(), Some(0));
+    assert_eq!(number(&reader.line()), 2);
+    wait_for("a message", || reader.stderr().contains("redis answers again").then_some(()));
+    assert_eq!(reader.stderr().matches("trying again").count(), 1, "{}", reader.stderr());
+    assert_eq!(reader.terminate(), Some(0));
 }
 
 #[test]
 fn frozen_redis_is_told_and_no_record_is_lost() {
     let server = options().start();
-    let consumer = Consumer::start(&server, "--follow");
+    let reader = Reader::start(&server, "--follow");
     append(&server, [1]);
-    assert_eq!(number(&consumer.line()), 1);
+    assert_eq!(number(&reader.line()), 1);
     server.freeze();
-    wait_for("a message", || consumer.stderr().contains("no answer in time").then_some(()));
+    wait_for("a message", || reader.stderr().contains("no answer in time").then_some(()));
     server.thaw();
     append(&server, [2]);
-    assert_eq!(number(&consumer.line()), 2);
-}
-
-#[test]
-fn group_that_is_destroyed_is_created_again() {
-    let server = options().start();
-    let consumer = Consumer::start(&server, "--follow");
-    append(&server, [1]);
-    assert_eq!(number(&consumer.line()), 1);
-    server.query::<()>(&["XGROUP", "DESTROY", STREAM, GROUP]);
-    // From the start of the stream.
-    assert_eq!(number(&consumer.line()), 1);
-    assert_eq!(consumer.stderr().matches("created the group").count(), 2, "{}", consumer.stderr());
+    assert_eq!(number(&reader.line()), 2);
 }
 
 #[test]
 fn problems_are_told_with_a_fix() {
-    let reader = "on >secret ~decisions +xreadgroup +xpending";
-    let server = options().user("reader", reader).start();
+    let permissions = "on >secret ~decisions +xrange";
+    let server = options().user("reader", permissions).start();
     let fails_with = |command: &mut Command, code: i32, expected: &str| {
         let output = command.output().unwrap();
         let text = text(&output.stderr);
@@ -247,9 +202,9 @@ fn problems_are_told_with_a_fix() {
     };
     let auth = "TOLLKEEPER_DECISION_LOG_REDIS_AUTH";
     fails_with(&mut command(&server, ""), 1, "there is no stream 'decisions'");
-    fails_with(command(&server, "").env(auth, "reader:secret"), 1, "+xgroup to create the group workers");
+    fails_with(command(&server, "").env(auth, "reader:secret"), 1, "+xread of the key decisions");
     fails_with(command(&server, "").env(auth, "reader:other"), 1, auth);
-    fails_with(&mut command(&server, "--claim-after 1ms"), 2, "--claim-after");
+    fails_with(&mut command(&server, "--after yesterday"), 2, "not an id of an entry");
     fails_with(&mut command(&server, "--url http://x"), 2, "--url=http://x: not an address");
     // A variable that the stream does not use prevents nothing, and is not named.
     for (unused, value) in [("GRPC_PORT", "abc"), ("REDIS_TYPE", "none"), ("BACKEND_TYPE", "memcache")] {
@@ -271,7 +226,7 @@ fn problems_are_told_with_a_fix() {
 
 #[test]
 fn permissions_of_the_help_suffice() {
-    let rules = "on >secret ~decisions +xreadgroup +xpending +xclaim +xrange +xack +xgroup";
+    let rules = "on >secret ~decisions +xread";
     let server = options().user("worker", rules).start();
     append(&server, 1..=3);
     let output = command(&server, "").env("TOLLKEEPER_DECISION_LOG_REDIS_AUTH", "worker:secret").output().unwrap();

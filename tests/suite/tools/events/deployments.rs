@@ -2,7 +2,7 @@
 
 use tempfile::tempdir;
 
-use super::{Consumer, append, command, number, numbers, text};
+use super::{Reader, append, command, number, numbers, text};
 use kit::redis::certificates::Certificates;
 use kit::redis::cluster::Cluster;
 use kit::redis::options;
@@ -16,13 +16,13 @@ fn stream_in_a_cluster_is_followed_when_its_slot_moves() {
     append(cluster.node(owner), [1]);
     let urls = cluster.addresses().join(",");
     let url = format!("--follow --url {urls}");
-    let consumer =
-        Consumer::start_with(command(cluster.node(0), &url).env("TOLLKEEPER_DECISION_LOG_REDIS_TYPE", "cluster"));
-    assert_eq!(number(&consumer.line()), 1);
+    let reader =
+        Reader::start_with(command(cluster.node(0), &url).env("TOLLKEEPER_DECISION_LOG_REDIS_TYPE", "cluster"));
+    assert_eq!(number(&reader.line()), 1);
     let next = (0..3).find(|node| *node != owner).unwrap();
     cluster.migrate_slot(slot, next);
     append(cluster.node(next), [2]);
-    assert_eq!(number(&consumer.line()), 2);
+    assert_eq!(number(&reader.line()), 2);
 }
 
 #[test]
