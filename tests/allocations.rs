@@ -70,9 +70,9 @@ fn allocations(tracer: Option<Tracer>, headers: &[(&'static str, &str)]) -> u64 
     let headers = headers.iter().map(|(name, value)| (HeaderName::from_static(name), value.parse().unwrap()));
     let (headers, message) = (HeaderMap::from_iter(headers), login("ann"));
     let call = || {
-        let head = CallHead::from_headers(&headers).expect("there is no timeout");
+        let head = CallHead::from_headers(&headers, service.tracer.as_ref()).expect("there is no timeout");
         let answer = service
-            .answer_decoded_grpc_call(head, &decode::convert_request(&message))
+            .answer_decoded_grpc_call(&head, &decode::convert_request(&message))
             .now_or_never()
             .expect("memory answers at once");
         drop(answer.unwrap());

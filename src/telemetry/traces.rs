@@ -78,28 +78,40 @@ pub struct Tracer {
     pub span_queue: Arc<SpanQueue>,
 }
 
+/// Trace of a request that is sampled, with what its headers say of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SampledTrace {
+    id: TraceId,
+    /// Span of the caller; `None` if the trace starts here.
+    parent: Option<SpanId>,
+    /// `tracestate` of the caller, at most 512 bytes.
+    state: Box<[u8]>,
+}
+
 impl Tracer {
-    /// Starts the server span of a request with these headers; `None` if it is not sampled.
-    pub fn start_server_span<'h>(
-        &self,
-        name: &'static str,
-        header: impl Fn(&'static str) -> Option<&'h [u8]>,
-    ) -> Option<Span> {
-        let ids = RandomIdGenerator::default();
+    /// Decides whether a request with these headers is sampled; `None` if it is not.
+    pub fn sample_trace<'h>(&self, header: impl Fn(&'static str) -> Option<&'h [u8]>) -> Option<SampledTrace> {
         let RemoteParent { ids: remote, sampled } = self.formats.read_remote_parent(&header);
         let decided = sampled.filter(|_| self.sampler.follows_parent);
         if decided == Some(false) {
             return None;
         }
-        let trace = remote.map_or_else(|| ids.new_trace_id(), |(trace, _)| trace);
-        if decided.is_none() && !self.sampler.is_sampled(trace) {
+        let id = remote.map_or_else(|| RandomIdGenerator::default().new_trace_id(), |(trace, _)| trace);
+        if decided.is_none() && !self.sampler.is_sampled(id) {
             return None;
         }
-        let parent = ParentSpan { id: remote.map_or(SpanId::INVALID, |(_, span)| span), is_remote: remote.is_some() };
-        let state = remote.map(|_| propagation::read_trace_state(&header)).unwrap_or_default();
-        let context = SpanContext::new(trace, ids.new_span_id(), TraceFlags::SAMPLED, false, state);
+        let state = remote.map(|_| propagation::copy_trace_state(&header)).unwrap_or_default();
+        Some(SampledTrace { id, parent: remote.map(|(_, span)| span), state })
+    }
+
+    /// Starts the server span of a request.
+    pub fn start_server_span(&self, name: &'static str, trace: &SampledTrace) -> Span {
+        let parent = ParentSpan { id: trace.parent.unwrap_or(SpanId::INVALID), is_remote: trace.parent.is_some() };
+        let state = propagation::parse_trace_state(&trace.state);
+        let id = RandomIdGenerator::default().new_span_id();
+        let context = SpanContext::new(trace.id, id, TraceFlags::SAMPLED, false, state);
         let identity = SpanIdentity { context, span_queue: Arc::clone(&self.span_queue) };
-        Some(Span::new(name, SpanKind::Server, identity, parent))
+        Span::new(name, SpanKind::Server, identity, parent)
     }
 }
 

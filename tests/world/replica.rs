@@ -104,7 +104,8 @@ impl Replica {
         timeout: Duration,
     ) -> Result<RateLimitResponse, Status> {
         let headers = HeaderMap::from_iter([(SLOT_HOLDER_HEADER, HeaderValue::from_str(holder).unwrap())]);
-        let head = CallHead { headers: &headers, timeout: Some(timeout), peer: None };
+        let mut head = CallHead::from_headers(&headers, None).unwrap();
+        head.timeout = Some(timeout);
         let frame = self.method.answer_call(head, Full::new(encode_grpc_frame(request))).await?;
         decode_with_field_bound(frame.slice(GRPC_FRAME_HEAD_BYTES..))
     }

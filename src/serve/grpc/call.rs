@@ -1,12 +1,14 @@
 //! A gRPC call as a client sends it: its head, and the only message of a unary call.
 //!
-//! The head is checked before the message is read. A message is refused as early as its bytes allow: at the frame head
+//! The head is checked before the message is read, and what is needed of the headers is copied: a call that waits for its
+//! message or its decision keeps no header. A message is refused as early as its bytes allow: at the frame head
 //! if it is too large, at the first byte after its end. A refused call charges nothing.
 //!
 //! Statuses are those of the gRPC protocol over HTTP/2 and of grpc-go. The HTTP status of a refused head keeps clients
 //! of other protocols from taking a gRPC error, whose usual status is 200, for success.
 //!
-//! Decides: which calls are refused before a decision: method, content type, `grpc-timeout` (`InvalidCallHead`).
+//! Decides: which calls are refused before a decision: method, content type, `grpc-timeout`, `grpc-encoding`
+//! (`InvalidCallHead`).
 //! Decides: messages too long, compressed, cut short or missing (`MessageReader`).
 //! Decides: which Envoy a call comes from (`slot_holder`).
 
@@ -24,16 +26,21 @@ use tonic::codec::{CompressionEncoding, DecodeBuf, Decoder, Streaming};
 use crate::base::pb::codec::GRPC_FRAME_HEAD_BYTES;
 use crate::base::threads;
 use crate::limit::slot::CallingEnvoy;
+use crate::telemetry::traces::{SampledTrace, Tracer};
 
 /// Head of a gRPC call.
-#[derive(Clone, Copy, Debug)]
-pub struct CallHead<'a> {
-    /// All headers of the call.
-    pub headers: &'a HeaderMap,
+#[derive(Clone, Debug, Default)]
+pub struct CallHead {
     /// Time that the caller waits for the response; `None` for a call without `grpc-timeout`.
     pub timeout: Option<Duration>,
     /// Address of the caller; `None` for a Unix socket.
     pub peer: Option<IpAddr>,
+    /// Name of the Envoy that makes the call, at most [`MAX_SLOT_HOLDER_BYTES`]; `None` if it sends none.
+    holder: Option<Box<[u8]>>,
+    /// Trace of the call; `None` if it is not sampled.
+    trace: Option<SampledTrace>,
+    /// Compression of messages whose frame has the compressed flag.
+    compression: Option<CompressionEncoding>,
 }
 
 /// Address of a caller, an extension of a request that the router answers.
@@ -41,7 +48,7 @@ pub struct CallHead<'a> {
 pub struct CallPeer(pub SocketAddr);
 
 /// Reason why a request is no valid gRPC call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidCallHead {
     /// The method is not POST.
     #[error("the method of a gRPC call must be POST")]
@@ -52,19 +59,26 @@ pub enum InvalidCallHead {
     /// The `grpc-timeout` header is not one to eight digits and a unit.
     #[error("malformed grpc-timeout: it must be one to eight digits and one of H, M, S, m, u, n")]
     Timeout,
+    /// The `grpc-encoding` header, of which this is the start, is not `identity` or `gzip`.
+    #[error("grpc-encoding `{0}` is not supported")]
+    Encoding(String),
 }
 
 /// Metadata that names the Envoy, in calls and in health checks.
 pub const SLOT_HOLDER_HEADER: HeaderName = HeaderName::from_static("x-tollkeeper-holder");
+/// Maximum length of its value in bytes; a call with a longer one comes from an Envoy without a name.
+const MAX_SLOT_HOLDER_BYTES: usize = 1024;
 
 static GRPC_TIMEOUT_HEADER: HeaderName = HeaderName::from_static("grpc-timeout");
+static GRPC_ENCODING_HEADER: HeaderName = HeaderName::from_static("grpc-encoding");
+const GRPC_ACCEPT_ENCODING_HEADER: HeaderName = HeaderName::from_static("grpc-accept-encoding");
 
-impl<'a> CallHead<'a> {
-    /// Head of a request.
+impl CallHead {
+    /// Head of a request. `tracer` decides whether it is sampled.
     ///
     /// # Errors
     /// The request is no valid gRPC call.
-    pub fn parse(head: &'a request::Parts) -> Result<Self, InvalidCallHead> {
+    pub fn parse(head: &request::Parts, tracer: Option<&Tracer>) -> Result<Self, InvalidCallHead> {
         if head.method != Method::POST {
             return Err(InvalidCallHead::Method);
         }
@@ -72,44 +86,64 @@ impl<'a> CallHead<'a> {
         if !content_type.is_some_and(|value| is_grpc_content_type(value.as_bytes())) {
             return Err(InvalidCallHead::ContentType);
         }
-        Self::from_headers(&head.headers)
+        Self::from_headers(&head.headers, tracer)
     }
 
-    /// Head of a gRPC call with these headers.
+    /// Head of a gRPC call with these headers. `tracer` decides whether it is sampled.
     ///
     /// # Errors
-    /// The timeout is malformed.
-    pub fn from_headers(headers: &'a HeaderMap) -> Result<Self, InvalidCallHead> {
-        let timeout = headers.get(&GRPC_TIMEOUT_HEADER).map(parse_grpc_timeout);
-        match timeout {
-            Some(None) => Err(InvalidCallHead::Timeout),
-            timeout => Ok(Self { headers, timeout: timeout.flatten(), peer: None }),
-        }
+    /// The timeout is malformed, or the compression is not supported.
+    pub fn from_headers(headers: &HeaderMap, tracer: Option<&Tracer>) -> Result<Self, InvalidCallHead> {
+        let timeout = headers.get(&GRPC_TIMEOUT_HEADER);
+        let timeout = timeout.map(|value| parse_grpc_timeout(value).ok_or(InvalidCallHead::Timeout)).transpose()?;
+        let compression = match headers.get(&GRPC_ENCODING_HEADER).map(HeaderValue::as_bytes) {
+            None | Some(b"identity") => None,
+            Some(b"gzip") => Some(CompressionEncoding::Gzip),
+            Some(other) => return Err(InvalidCallHead::Encoding(escape_start(other))),
+        };
+        let name = headers.get(SLOT_HOLDER_HEADER).map(HeaderValue::as_bytes);
+        let holder = name.filter(|name| (1..=MAX_SLOT_HOLDER_BYTES).contains(&name.len())).map(Box::from);
+        let trace = tracer.and_then(|tracer| tracer.sample_trace(|name| Some(headers.get(name)?.as_bytes())));
+        Ok(Self { timeout, peer: None, holder, trace, compression })
     }
 
     /// Envoy that makes the call.
-    pub fn slot_holder(&self) -> CallingEnvoy<'a> {
-        let named = self.headers.get(SLOT_HOLDER_HEADER).filter(|name| !name.is_empty());
+    pub fn slot_holder(&self) -> CallingEnvoy<'_> {
         let by_address = || self.peer.map_or(CallingEnvoy::Unknown, CallingEnvoy::Address);
-        named.map_or_else(by_address, |name| CallingEnvoy::Named(name.as_bytes()))
+        self.holder.as_deref().map_or_else(by_address, CallingEnvoy::Named)
+    }
+
+    /// Trace of the call; `None` if it is not sampled.
+    pub(super) const fn trace(&self) -> Option<&SampledTrace> {
+        self.trace.as_ref()
     }
 }
 
 impl InvalidCallHead {
     /// Response to the request.
     pub fn into_response(self) -> Response<body::Body> {
-        let (http_status, status) = match self {
+        let (http_status, status) = match &self {
             Self::Method => (StatusCode::METHOD_NOT_ALLOWED, Status::internal(self.to_string())),
             Self::ContentType => (StatusCode::UNSUPPORTED_MEDIA_TYPE, Status::invalid_argument(self.to_string())),
             Self::Timeout => (StatusCode::BAD_REQUEST, Status::internal(self.to_string())),
+            Self::Encoding(_) => (StatusCode::OK, Status::unimplemented(self.to_string())),
         };
         let mut response = status.into_http();
         *response.status_mut() = http_status;
-        if self == Self::Method {
-            response.headers_mut().insert(header::ALLOW, HeaderValue::from_static("POST"));
-        }
+        let header = match self {
+            Self::Method => Some((header::ALLOW, HeaderValue::from_static("POST"))),
+            Self::Encoding(_) => Some((GRPC_ACCEPT_ENCODING_HEADER, HeaderValue::from_static("identity,gzip"))),
+            Self::ContentType | Self::Timeout => None,
+        };
+        response.headers_mut().extend(header);
         response
     }
+}
+
+/// Start of a value, escaped.
+fn escape_start(value: &[u8]) -> String {
+    const MAX_SHOWN_BYTES: usize = 32;
+    value[..value.len().min(MAX_SHOWN_BYTES)].escape_ascii().to_string()
 }
 
 /// True for `application/grpc`, alone or followed by `+` and a format or by `;` and parameters.
@@ -150,20 +184,10 @@ pub(super) struct MessageReader {
 /// Maximum size of a decompressed message: gzip can make it a thousand times larger than the bytes received.
 const MAX_DECOMPRESSED_BYTES: usize = 256 * 1024;
 
-static GRPC_ENCODING_HEADER: HeaderName = HeaderName::from_static("grpc-encoding");
-
 impl MessageReader {
-    /// Reader for a call with these headers.
-    ///
-    /// # Errors
-    /// The compression is not supported.
-    pub(super) fn new(headers: &HeaderMap, max_bytes: usize) -> Result<Self, Status> {
-        let compression = match headers.get(&GRPC_ENCODING_HEADER).map(HeaderValue::as_bytes) {
-            None | Some(b"identity") => None,
-            Some(b"gzip") => Some(CompressionEncoding::Gzip),
-            Some(other) => return Err(build_encoding_refusal(other)),
-        };
-        Ok(Self { compression, max_bytes })
+    /// Reader for a call with this head.
+    pub(super) const fn new(call: &CallHead, max_bytes: usize) -> Self {
+        Self { compression: call.compression, max_bytes }
     }
 
     /// Reads the message; a body in one piece, the common case, is not copied.
@@ -253,14 +277,6 @@ impl MessageFrameHead {
         let [flag, length @ ..] = *bytes.first_chunk::<GRPC_FRAME_HEAD_BYTES>()?;
         Some(Self { flag, length: usize::try_from(u32::from_be_bytes(length)).unwrap_or(usize::MAX) })
     }
-}
-
-fn build_encoding_refusal(encoding: &[u8]) -> Status {
-    let encoding = encoding.escape_ascii();
-    let mut status = Status::unimplemented(format!("grpc-encoding `{encoding}` is not supported"));
-    let supported = tonic::metadata::MetadataValue::from_static("identity,gzip");
-    status.metadata_mut().insert("grpc-accept-encoding", supported);
-    status
 }
 
 /// Decoder that returns the bytes of a message.

@@ -25,7 +25,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use axum::BoxError;
-use axum::http::HeaderValue;
 use bytes::Bytes;
 use hyper::body::Body;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
@@ -49,7 +48,7 @@ use crate::limit::request::Request;
 use crate::limit::slot::SlotCaller;
 use crate::rules::live::{LiveRules, LoadedRules};
 use crate::store::StoreContext;
-use crate::telemetry::traces::{Span, SpanKind, Tracer};
+use crate::telemetry::traces::{SampledTrace, Span, SpanKind, Tracer};
 
 /// Bytes of a message that cost one of the 128 units of a task's budget, so that a connection yields after a long one.
 const MESSAGE_BYTES_PER_TASK_BUDGET_UNIT: usize = 512;
@@ -57,7 +56,7 @@ const MESSAGE_BYTES_PER_TASK_BUDGET_UNIT: usize = 512;
 const DESCRIPTORS_PER_TASK_BUDGET_UNIT: usize = 4;
 /// Memory of all tasks that carry out releases, in KiB. A release beyond it ends with its caller, as other calls do.
 const MAX_RELEASE_TASKS_KIB: usize = 64 * 1024;
-/// Memory of such a task beside its message and headers, in bytes.
+/// Memory of such a task beside its message, in bytes.
 const RELEASE_TASK_BYTES: usize = 8 * 1024;
 
 /// Answers calls of `ShouldRateLimit`.
@@ -83,21 +82,27 @@ impl ShouldRateLimitMethod {
         self.service.decider.store.is_immediate()
     }
 
+    /// Tracer of the calls; `None`: traces are off.
+    pub fn tracer(&self) -> Option<&Tracer> {
+        self.service.tracer.as_ref()
+    }
+
     /// Answers a call; returns the framed response or the status of the error.
-    pub async fn answer_call<B>(&self, call: CallHead<'_>, body: B) -> Result<Bytes, Status>
+    pub async fn answer_call<B>(&self, call: CallHead, body: B) -> Result<Bytes, Status>
     where
         B: Body<Data = Bytes, Error: Into<BoxError>> + Unpin,
     {
-        let message = MessageReader::new(call.headers, self.max_message_bytes)?.read_message(body).await?;
+        let message = MessageReader::new(&call, self.max_message_bytes).read_message(body).await?;
         let mut decoded = None;
         let request = decode_message(&message, &mut decoded)?;
         if !self.answers_immediately() && may_release_slot(&request) && self.service.follows_streams() {
-            let permits = Arc::clone(&self.release_tasks).try_acquire_many_owned(release_task_kib(call, &message));
-            if let Ok(permits) = permits {
+            let kib = (RELEASE_TASK_BYTES + message.len()).div_ceil(1024);
+            let kib = u32::try_from(kib).unwrap_or(u32::MAX);
+            if let Ok(permits) = Arc::clone(&self.release_tasks).try_acquire_many_owned(kib) {
                 return Box::pin(self.answer_release(call, message.clone(), permits)).await;
             }
         }
-        let response = self.service.answer_decoded_grpc_call(call, &request).await;
+        let response = self.service.answer_decoded_grpc_call(&call, &request).await;
         threads::consume_task_budget(
             message.len() / MESSAGE_BYTES_PER_TASK_BUDGET_UNIT
                 + request.descriptors.len() / DESCRIPTORS_PER_TASK_BUDGET_UNIT,
@@ -109,33 +114,25 @@ impl ShouldRateLimitMethod {
     /// store fails to make is repeated (`Store::give_back_slots`).
     async fn answer_release(
         &self,
-        call: CallHead<'_>,
+        call: CallHead,
         message: Bytes,
         permits: OwnedSemaphorePermit,
     ) -> Result<Bytes, Status> {
-        let (service, headers) = (Arc::clone(&self.service), call.headers.clone());
-        let (timeout, peer) = (call.timeout, call.peer);
+        let service = Arc::clone(&self.service);
         let (sender, answer) = oneshot::channel();
         tokio::spawn(async move {
             let _permits = permits;
-            let call = CallHead { headers: &headers, timeout, peer };
             let mut decoded = None;
             let request = match decode_message(&message, &mut decoded) {
                 Ok(request) => request,
                 Err(status) => return drop(sender.send(Err(status))),
             };
-            let answered = service.answer_decoded_grpc_call(call, &request).await;
+            let answered = service.answer_decoded_grpc_call(&call, &request).await;
             // Nobody waits if the caller gave up.
             let _unsent = sender.send(answered.map(|response| encode_grpc_frame(&response)));
         });
         answer.await.map_err(|error| Status::internal(error.to_string()))?
     }
-}
-
-/// Upper bound on the memory of the task of a release, in KiB.
-fn release_task_kib(call: CallHead<'_>, message: &Bytes) -> u32 {
-    let headers: usize = call.headers.iter().map(|(name, value)| name.as_str().len() + value.len()).sum();
-    u32::try_from((RELEASE_TASK_BYTES + message.len() + headers).div_ceil(1024)).unwrap_or(u32::MAX)
 }
 
 /// Decodes a message; `decoded` has the parts that cannot be borrowed from it.
@@ -179,7 +176,7 @@ struct CallContext<'c> {
     /// Parent of the decision's span, if the request is sampled.
     span: Option<&'c Span>,
     /// Head of a gRPC call.
-    head: Option<CallHead<'c>>,
+    head: Option<&'c CallHead>,
 }
 
 /// An answer, and the time that it took.
@@ -201,13 +198,9 @@ impl RateLimitService {
         Self { clock, rules, decider, tracer: None, refused_calls, delayed_responses }
     }
 
-    /// Starts the span of a request with these headers; `None` if the request is not sampled.
-    pub fn start_request_span<'h>(
-        &self,
-        name: &'static str,
-        header: impl Fn(&'static str) -> Option<&'h [u8]>,
-    ) -> Option<Span> {
-        self.tracer.as_ref()?.start_server_span(name, header)
+    /// Starts the span of a request; `None` if the request is not sampled.
+    pub fn start_request_span(&self, name: &'static str, trace: Option<&SampledTrace>) -> Option<Span> {
+        Some(self.tracer.as_ref()?.start_server_span(name, trace?))
     }
 
     /// Answers a call with this head.
@@ -216,12 +209,11 @@ impl RateLimitService {
     /// The request is invalid, or there is no decision.
     pub async fn answer_decoded_grpc_call(
         &self,
-        head: CallHead<'_>,
+        head: &CallHead,
         request: &Request<'_>,
     ) -> Result<RateLimitResponse, Status> {
         let deadline = head.timeout.unwrap_or(DEFAULT_CALLER_DEADLINE);
-        let mut span =
-            self.start_request_span(RATE_LIMIT_METHOD_NAME, |name| head.headers.get(name).map(HeaderValue::as_bytes));
+        let mut span = self.start_request_span(RATE_LIMIT_METHOD_NAME, head.trace());
         if let Some(span) = &mut span {
             record_call_start(span);
         }

@@ -46,7 +46,10 @@ pub(super) async fn answer_json(
     body: Bytes,
 ) -> Response {
     let name = if method == Method::POST { "POST /json" } else { "/json" };
-    let span = state.collector.service.start_request_span(name, |name| headers.get(name).map(HeaderValue::as_bytes));
+    let service = &state.collector.service;
+    let header = |name| headers.get(name).map(HeaderValue::as_bytes);
+    let trace = service.tracer.as_ref().and_then(|tracer| tracer.sample_trace(header));
+    let span = service.start_request_span(name, trace.as_ref());
     let response = decide_json_body(&state, &body, span.as_ref()).await;
     if let Some(mut span) = span {
         span.set_text_attribute("http.request.method", method.as_str());

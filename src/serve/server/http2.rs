@@ -8,7 +8,7 @@
 //! on resets and small DATA frames, are here too; those on SETTINGS and GOAWAY are in `frame_filter`.
 //!
 //! Decides: calls that a client resets (`run_until_reset`); reset streams and small DATA frames.
-//! Decides: keepalive pings (`KeepAlive`); long header values (`remove_long_header_values`).
+//! Decides: keepalive pings (`KeepAlive`); which headers a service of the router gets (`ROUTED_HEADERS`).
 //! Decides: how a refused call is answered (`grpc-status`, `grpc-message`, `%XX`).
 
 pub mod in_flight;
@@ -24,7 +24,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::Body;
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, HeaderName, HeaderValue, Request, Uri};
+use axum::http::{Extensions, HeaderName, HeaderValue, Request, Uri, Version, header};
 use futures_util::FutureExt as _;
 use h2::server::{Builder, Connection, Handshake, SendResponse};
 use h2::{Ping, PingPong, Reason, RecvStream};
@@ -36,13 +36,10 @@ use tokio::sync::watch;
 use tokio::time::{Instant, Sleep, sleep, timeout};
 
 use self::in_flight::InFlightRequests;
-use self::stream::{
-    RequestBody, ResponseData, build_too_many_bytes_status, send_grpc_message, send_head, send_streamed_response,
-};
+use self::stream::{RequestBody, ResponseData, send_grpc_message, send_head, send_streamed_response};
 use super::admission::{Admitted, BufferedBytes, ConnectionPermit};
 use super::inbound_frames::{FrameFilteringIo, InboundFrameState};
-use crate::serve::grpc::call::CallPeer;
-use crate::serve::grpc::call::{CallHead, InvalidCallHead};
+use crate::serve::grpc::call::{CallHead, CallPeer, InvalidCallHead, SLOT_HOLDER_HEADER};
 use crate::serve::grpc::service::ShouldRateLimitMethod;
 use crate::serve::quota::evidence::{ConnectionPings, DeliveryEvidence};
 use crate::serve::quota::method::STREAM_PATH;
@@ -271,7 +268,7 @@ async fn answer_request(
     request: Request<RecvStream>,
     mut sender: SendResponse<ResponseData>,
 ) {
-    let (mut head, body) = request.into_parts();
+    let (head, body) = request.into_parts();
     let admitted = match connection.admit_request(head.uri.path()) {
         Ok(admitted) => admitted,
         Err(rejection) => {
@@ -280,24 +277,26 @@ async fn answer_request(
         }
     };
     let peer = connection.peer.map(|peer| peer.ip());
-    let mut buffered = BufferedBytes::new(connection);
-    if let Err(limit) = buffered.add_bytes(remove_long_header_values(&mut head)) {
-        buffered.connection().record_refusal(limit);
-        let _sent = send_head(&mut sender, build_too_many_bytes_status().into_http::<Body>(), true);
-        return;
-    }
+    let buffered = BufferedBytes::new(connection);
     let is_quota_stream = head.uri.path() == STREAM_PATH;
     let mut body = match is_quota_stream {
         true => RequestBody::for_streaming_call(body, buffered),
         false => RequestBody::new(body, buffered, server.message_timeout),
     };
-    let call = match (CallHead::parse(&head), &admitted) {
-        (Ok(call), _) => CallHead { peer, ..call },
+    let is_rate_limit_call = head.uri.path() == ShouldRateLimitMethod::PATH;
+    let tracer = server.rate_limit_method.tracer().filter(|_| is_rate_limit_call);
+    let mut call = match (CallHead::parse(&head, tracer), &admitted) {
+        (Ok(call), _) => call,
         (Err(_), Admitted::ImmediateProbe) => return,
-        (Err(invalid), _) => return Box::pin(refuse_call(invalid, body, sender)).await,
+        (Err(invalid), _) => {
+            drop(head);
+            return Box::pin(refuse_call(invalid, body, sender)).await;
+        }
     };
+    call.peer = peer;
     let _sent = match admitted {
-        Admitted::Request(permit) if head.uri.path() == ShouldRateLimitMethod::PATH => {
+        Admitted::Request(permit) if is_rate_limit_call => {
+            drop(head);
             let result = {
                 let answer = pin!(server.rate_limit_method.answer_call(call, &mut body));
                 run_until_reset(&mut sender, answer).await
@@ -311,11 +310,12 @@ async fn answer_request(
         admitted => {
             let connection = Arc::clone(body.connection_permit());
             let pings = pings.filter(|_| is_quota_stream);
-            let written = pings.map(|pings| add_quota_stream_extensions(&mut head, pings));
+            let mut request = build_routed_request(&head, body);
+            drop(head);
+            let written = pings.map(|pings| add_quota_stream_extensions(request.extensions_mut(), pings));
             if let Some(peer) = connection.peer {
-                head.extensions.insert(CallPeer(peer));
+                request.extensions_mut().insert(CallPeer(peer));
             }
-            let request = Request::from_parts(head, Body::new(body));
             // Boxed, so that the future of the common call stays small.
             let routed = Box::pin(server.answer_by_router(request, sender, written));
             await_routed_answer(admitted, &connection, routed).await
@@ -344,10 +344,10 @@ async fn await_routed_answer(
 }
 
 /// Adds what a quota stream knows of its connection to its request; returns the count of the bytes that are written.
-fn add_quota_stream_extensions(head: &mut Parts, pings: Arc<ConnectionPings>) -> Arc<watch::Sender<u64>> {
+fn add_quota_stream_extensions(extensions: &mut Extensions, pings: Arc<ConnectionPings>) -> Arc<watch::Sender<u64>> {
     let evidence = DeliveryEvidence::new(pings);
     let written = Arc::clone(&evidence.written);
-    head.extensions.insert(evidence);
+    extensions.insert(evidence);
     written
 }
 
@@ -364,43 +364,32 @@ async fn refuse_call(invalid: InvalidCallHead, mut body: RequestBody, mut sender
     }
 }
 
-/// Removes long values from large headers, so that a call does not hold them; returns the memory that the rest takes.
+/// Headers that the services of the router read.
+const ROUTED_HEADERS: [HeaderName; 5] = [
+    header::CONTENT_TYPE,
+    header::USER_AGENT,
+    SLOT_HOLDER_HEADER,
+    HeaderName::from_static("grpc-encoding"),
+    HeaderName::from_static("grpc-accept-encoding"),
+];
+/// Maximum length of their values in bytes; a longer one is left out.
+const MAX_ROUTED_HEADER_BYTES: usize = 1024;
+
+/// Builds the request that the router gets: the path and the headers that services read, copied.
 ///
-/// No answer depends on a long value, and refusing the call would let Envoy's request through without a limit. Values
-/// above 16 KiB were replaced before (`inbound_frames/hpack_filter.rs`), and of `tracestate` at most 512 bytes are read
-/// (`telemetry/traces/propagation.rs`).
-fn remove_long_header_values(head: &mut Parts) -> usize {
-    /// Size of headers that are left as they are, in bytes.
-    const MAX_UNCHANGED_HEADER_BYTES: usize = 2048;
-    /// Memory of an entry of the map, without name and value, in bytes.
-    const HEADER_MAP_ENTRY_BYTES: usize = 128;
-    /// Maximum length of a value that is kept: above that of each header that is read, `tracestate` included.
-    const MAX_KEPT_VALUE_BYTES: usize = 1024;
-
-    let size = header_list_size(&head.headers);
-    if size <= MAX_UNCHANGED_HEADER_BYTES {
-        return size;
+/// The original ones can be slices of the frame that they came in, and would keep the whole frame.
+fn build_routed_request(head: &Parts, body: RequestBody) -> Request<Body> {
+    let mut request = Request::new(Body::new(body));
+    *request.method_mut() = head.method.clone();
+    *request.version_mut() = Version::HTTP_2;
+    *request.uri_mut() = Uri::try_from(head.uri.path()).unwrap_or_default();
+    for name in ROUTED_HEADERS {
+        let value = head.headers.get(&name).filter(|value| value.len() <= MAX_ROUTED_HEADER_BYTES);
+        if let Some(value) = value.and_then(|value| HeaderValue::from_bytes(value.as_bytes()).ok()) {
+            request.headers_mut().insert(name, value);
+        }
     }
-    let is_kept = |(_, value): &(&HeaderName, &HeaderValue)| value.len() <= MAX_KEPT_VALUE_BYTES;
-    // All parts are copied: each can be a slice of the frame that it came in, and would keep the whole frame.
-    let copy = |(name, value): (&HeaderName, &HeaderValue)| {
-        let name = HeaderName::from_bytes(name.as_str().as_bytes()).ok()?;
-        Some((name, HeaderValue::from_bytes(value.as_bytes()).ok()?))
-    };
-    let mut kept = HeaderMap::new();
-    for (name, value) in head.headers.iter().filter(is_kept).filter_map(copy) {
-        kept.append(name, value);
-    }
-    head.headers = kept;
-    if let Ok(uri) = Uri::try_from(head.uri.to_string()) {
-        head.uri = uri;
-    }
-    header_list_size(&head.headers) + head.headers.len() * HEADER_MAP_ENTRY_BYTES
-}
-
-/// Size of headers as HTTP/2 defines it: the bytes of each name and value, and 32.
-fn header_list_size(headers: &HeaderMap) -> usize {
-    headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 32).sum()
+    request
 }
 
 /// Runs `work`; `None` if the client resets the stream first.

@@ -30,9 +30,6 @@ pub struct RemoteParent {
 }
 
 /// Maximum length of `tracestate` in bytes, the minimum that W3C requires to propagate.
-///
-/// Longer values arrive here: `serve/server/inbound_frames/hpack_filter.rs` replaces values above 16 KiB, and
-/// `remove_long_header_values` in `serve/server/http2.rs` removes those above 1024 bytes from large headers.
 const MAX_TRACE_STATE_BYTES: usize = 512;
 
 impl PropagationFormats {
@@ -49,10 +46,14 @@ impl PropagationFormats {
     }
 }
 
-/// Reads `tracestate`; empty if it is too long or invalid.
-pub fn read_trace_state<'h>(header: &impl Fn(&'static str) -> Option<&'h [u8]>) -> TraceState {
-    let text = header("tracestate").filter(|bytes| bytes.len() <= MAX_TRACE_STATE_BYTES);
-    let text = text.and_then(|bytes| std::str::from_utf8(bytes).ok());
+/// Copies `tracestate`; empty if it is too long.
+pub fn copy_trace_state<'h>(header: &impl Fn(&'static str) -> Option<&'h [u8]>) -> Box<[u8]> {
+    header("tracestate").filter(|bytes| bytes.len() <= MAX_TRACE_STATE_BYTES).unwrap_or_default().into()
+}
+
+/// Parses `tracestate`; empty if it is invalid.
+pub fn parse_trace_state(bytes: &[u8]) -> TraceState {
+    let text = std::str::from_utf8(bytes).ok();
     text.and_then(|text| TraceState::from_str(text).ok()).unwrap_or_default()
 }
 

@@ -1120,8 +1120,8 @@ fn call_deadline_bounds_the_delay() {
             .into_iter()
             .collect();
         let message = shop_request("q").0;
-        let (head, request) = (CallHead::from_headers(&headers).unwrap(), decode::convert_request(&message));
-        let polled = pin!(service.inner.answer_decoded_grpc_call(head, &request))
+        let (head, request) = (CallHead::from_headers(&headers, None).unwrap(), decode::convert_request(&message));
+        let polled = pin!(service.inner.answer_decoded_grpc_call(&head, &request))
             .as_mut()
             .poll(&mut Context::from_waker(Waker::noop()));
         match polled {

@@ -317,24 +317,6 @@ fn compressed_message_is_smaller_than_others() {
 }
 
 #[test]
-fn bytes_of_headers_are_bounded() {
-    let server = server()
-        .env("TOLLKEEPER_GRPC_MAX_MESSAGE_BYTES", "64KiB")
-        .env("TOLLKEEPER_MAX_BUFFERED_BYTES_PER_CONNECTION", "64KiB")
-        .start();
-    let mut connection = Http2Connection::connect(server.grpc_port());
-    for stream in (1..21).step_by(2) {
-        let headers: Vec<_> = (0..17).map(|_| ("x", "x".repeat(800))).collect();
-        let headers: Vec<_> = headers.iter().map(|(name, value)| (*name, value.as_str())).collect();
-        connection.call(stream, &headers).unwrap();
-    }
-    await_refusals(&mut connection, 6);
-    assert_eq!(refusals(&server, "buffered_bytes_per_connection"), 6);
-    send_call(&mut connection, 101, &request(1));
-    assert_eq!(responses(&mut connection, [101]).0, [101]);
-}
-
-#[test]
 fn long_call_makes_its_connection_yield() {
     let service = TestService::new::<&str>([], Time::from_secs(1_783_512_000));
     service.load([("shop.yaml", RULES)]);
@@ -346,7 +328,10 @@ fn long_call_makes_its_connection_yield() {
         let call = async move {
             let encoding = if is_compressed { "gzip" } else { "identity" };
             let headers = HeaderMap::from_iter([(HeaderName::from_static("grpc-encoding"), encoding.parse().unwrap())]);
-            method.answer_call(CallHead::from_headers(&headers).unwrap(), Full::new(Bytes::from(frame))).await.ok();
+            method
+                .answer_call(CallHead::from_headers(&headers, None).unwrap(), Full::new(Bytes::from(frame)))
+                .await
+                .ok();
             !has_budget_remaining()
         };
         // Only tasks have a budget.

@@ -16,6 +16,8 @@ descriptors:
 - {key: user, rate_limit: {unit: day, requests_per_unit: 1000000}}
 ";
 
+const HEALTH_WATCH: &str = "/grpc.health.v1.Health/Watch";
+
 /// First byte of a header block with `:status: 200`, the eighth entry of HPACK's static table.
 const STATUS_200: u8 = 0x88;
 
@@ -210,31 +212,17 @@ fn value_of_any_length_is_not_held() {
 }
 
 #[test]
-fn calls_in_progress_do_not_hold_long_values() {
-    let server = with_rules(RULES)
-        .env("TOLLKEEPER_GRPC_MAX_MESSAGE_BYTES", "64KiB")
-        .env("TOLLKEEPER_MAX_BUFFERED_BYTES_PER_CONNECTION", "64KiB")
-        .start();
-    let mut frames = Http2Connection::connect(server.grpc_port());
-    for stream in (1..21).step_by(2) {
-        frames.call(stream, &[("tracestate", &"y".repeat(16_000)), ("x", "z")]).unwrap();
-    }
-    for stream in (1..21).step_by(2) {
-        assert_eq!(finish(&mut frames, stream), CallEnd::Decided, "stream {stream}");
-    }
-}
-
-#[test]
 fn half_sent_calls_do_not_keep_the_frames_of_their_headers() {
     let server = with_rules(RULES).start();
     let before_mib = server.peak_mib();
-    // Neither the path nor the name of `x-kept` is in HPACK's tables, so each is a part of the frame.
-    let path = field(0x04, SHOULD_RATE_LIMIT.as_bytes());
+    // Neither the path nor the name of the Envoy is in HPACK's tables, so each is a part of the frame.
     let long = [&field(0x00, b"x-long")[..], &string(&[b'y'; 15_000])].concat();
-    let kept = [&field(0x00, b"x-kept")[..], &string(b"z")].concat();
-    let block = [&[0x83, 0x86][..], &path, &field(0x5f, b"application/grpc"), &long, &kept].concat();
+    let kept = [&field(0x00, b"x-tollkeeper-holder")[..], &string(b"z")].concat();
     let mut connections: Vec<_> = (0..4).map(|_| Http2Connection::connect(server.grpc_port())).collect();
-    for frames in &mut connections {
+    // Calls of a service of the router, and decisions.
+    for (frames, path) in connections.iter_mut().zip([HEALTH_WATCH, SHOULD_RATE_LIMIT].into_iter().cycle()) {
+        let path = field(0x04, path.as_bytes());
+        let block = [&[0x83, 0x86][..], &path, &field(0x5f, b"application/grpc"), &long, &kept].concat();
         for stream in (1..2001).step_by(2) {
             frames.header_block(stream, &block).unwrap();
         }

@@ -139,7 +139,7 @@ impl MessagePosition {
 }
 
 /// Status of a call whose request or response does not fit beside those in progress.
-pub(super) fn build_too_many_bytes_status() -> Status {
+fn build_too_many_bytes_status() -> Status {
     Status::resource_exhausted("too many bytes of requests and responses in progress; try again later")
 }
 
