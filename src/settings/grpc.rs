@@ -34,7 +34,7 @@ settings! { "gRPC";
     TOLLKEEPER_GRPC_MAX_MESSAGE_BYTES: ByteSize = 4 << 20,
         "maximum size of a request message" .with_allowed(ByteSizeRange::new(1 << 10, 1 << 30));
     TOLLKEEPER_GRPC_MAX_HEADER_BYTES: ByteSize = 128 << 10,
-        "maximum size of the headers of a call; values above 16 KiB are dropped and do not count"
+        "maximum size of the headers of a call"
         .with_allowed(ByteSizeRange::new(8 << 10, 16 << 20));
     TOLLKEEPER_REFLECTION: Option<bool> = None,
         "offer gRPC server reflection, for tools such as grpcurl; unset: only on loopback addresses and unix sockets";

@@ -4,15 +4,13 @@
 //! `READ_BYTES_PER_TURN`, until the requests among them have been started and other connections had their turn.
 //! Reading ends at more SETTINGS and GOAWAY frames than `frame_filter` allows.
 //!
-//! h2 resets a stream whose `:authority` is not one of a URI, such as the name of an Istio cluster, and ends the
-//! connection if the headers of one call are far too large. Envoy then lets requests through without a limit. No answer
-//! depends on these headers, so their values are replaced; the file `hpack_filter.rs` says how.
+//! h2 resets a stream whose `:authority` is not one of a URI, such as the name of an Istio cluster. Envoy then lets
+//! requests through without a limit. No answer depends on it, so it is overwritten; `authority.rs` says how.
 //!
-//! Frames that need no change are not copied: they are inspected in the buffer of the caller. A header block that is
-//! changed, or that was not read in one piece, goes through a buffer of its own, frame by frame.
+//! Frames are inspected and changed in the buffer of the caller. Only bytes that need those of the next read are copied.
 
+pub mod authority;
 pub mod frame_filter;
-pub mod hpack_filter;
 
 use std::io;
 use std::pin::Pin;
@@ -20,6 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::{Context, Poll, ready};
 
+use bytes::{Buf as _, BytesMut};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use self::frame_filter::FrameFilter;
@@ -32,6 +31,10 @@ const READ_BYTES_PER_TURN: usize = 16 * 1024;
 pub struct FrameFilteringIo<I> {
     io: I,
     filter: FrameFilter,
+    /// Bytes that were read and not given out, at most two reads.
+    held: BytesMut,
+    /// Number of the first ones of them that passed the filter.
+    passed: usize,
     state: Arc<InboundFrameState>,
 }
 
@@ -70,7 +73,24 @@ impl<I> FrameFilteringIo<I> {
     /// Filters what is read from `io`, from the connection preface on.
     pub fn new(io: I) -> (Self, Arc<InboundFrameState>) {
         let state = Arc::new(InboundFrameState::default());
-        (Self { io, filter: FrameFilter::default(), state: Arc::clone(&state) }, state)
+        let filter = FrameFilter::default();
+        (Self { io, filter, held: BytesMut::new(), passed: 0, state: Arc::clone(&state) }, state)
+    }
+
+    /// Moves held bytes that passed into `buffer`; false if there are none.
+    fn move_passed_bytes(&mut self, buffer: &mut ReadBuf<'_>) -> bool {
+        if self.passed == 0 {
+            return false;
+        }
+        let length = self.passed.min(buffer.remaining());
+        buffer.put_slice(&self.held[..length]);
+        self.passed -= length;
+        self.held.advance(length);
+        if self.held.is_empty() {
+            // An idle connection keeps no buffer.
+            self.held = BytesMut::new();
+        }
+        true
     }
 }
 
@@ -80,28 +100,35 @@ impl<I: AsyncRead + Unpin> AsyncRead for FrameFilteringIo<I> {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let Self { io, filter, state } = &mut *self;
+        let this = &mut *self;
         loop {
-            if filter.write_output_to(buffer) {
+            if this.move_passed_bytes(buffer) {
                 return Poll::Ready(Ok(()));
             }
-            if state.exceeds_frame_limit() || state.is_paused() {
+            if this.state.exceeds_frame_limit() || this.state.is_paused() {
                 // The connection sees this state after its call, so no wake-up is needed.
                 return Poll::Pending;
             }
             let before = buffer.filled().len();
-            ready!(Pin::new(&mut *io).poll_read(context, buffer))?;
-            let read = &buffer.filled()[before..];
+            ready!(Pin::new(&mut this.io).poll_read(context, buffer))?;
+            let read = &mut buffer.filled_mut()[before..];
             if read.is_empty() {
                 // An incomplete frame before the end of the stream is an error that h2 reports.
-                filter.output_incomplete_frame();
-                filter.write_output_to(buffer);
+                this.passed = this.held.len();
+                this.move_passed_bytes(buffer);
                 return Poll::Ready(Ok(()));
             }
-            state.count_read_bytes(read.len());
-            let passed = filter.filter_read_bytes(read);
-            if filter.exceeds_frame_limit() {
-                state.is_exceeded.store(true, Ordering::Relaxed);
+            this.state.count_read_bytes(read.len());
+            let mut passed = 0;
+            if this.held.is_empty() {
+                passed = this.filter.filter_bytes(read);
+                this.held.extend_from_slice(&read[passed..]);
+            } else {
+                this.held.extend_from_slice(read);
+                this.passed = this.filter.filter_bytes(&mut this.held);
+            }
+            if this.filter.counts.exceeds_limit() {
+                this.state.is_exceeded.store(true, Ordering::Relaxed);
             }
             buffer.set_filled(before + passed);
             if passed > 0 {

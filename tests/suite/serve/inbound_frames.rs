@@ -1,4 +1,4 @@
-//! Frames that clients send: filtered, counted and paused in the same way however they are split.
+//! Frames that clients send: changed, counted and paused in the same way however they are split.
 
 use std::future::poll_fn;
 use std::io;
@@ -48,12 +48,13 @@ async fn reading_ends_at_too_many_frames_of_a_kind() {
     assert!(poll!(pin!(frames.read_u8())).is_pending());
 }
 
-/// Request headers: the number of a name, a value, and true if it must not enter the header table.
-type Headers = Vec<(u8, String, bool)>;
+/// Request: its authority, and for each header the number of a name, a value, and true if it must not enter the header
+/// table.
+type SentRequest = (String, Vec<(u8, String, bool)>);
 
 /// Headers as a server behind a filter gets them, with the authority as `host`; the filter reads up to
 /// `piece_bytes` at once.
-async fn filtered(requests: &[Headers], piece_bytes: usize) -> Vec<HeaderMap> {
+async fn filtered(requests: &[SentRequest], piece_bytes: usize) -> Vec<HeaderMap> {
     let (client, server) = duplex(1 << 16);
     let (reader, writer) = split(server);
     let server = join(Pieces { reader, piece_bytes }, writer);
@@ -82,10 +83,10 @@ async fn filtered(requests: &[Headers], piece_bytes: usize) -> Vec<HeaderMap> {
     });
     let (mut sender, connection) = h2::client::handshake(client).await.expect("it is HTTP/2");
     let connection = tokio::spawn(connection);
-    for request in requests {
+    for (authority, headers) in requests {
         sender = sender.ready().await.expect("the connection lives");
-        let mut message = Request::get("http://tollkeeper.example:8081/path").body(()).expect("it is valid");
-        for (name, value, is_sensitive) in request {
+        let mut message = Request::get(format!("http://{authority}/path")).body(()).expect("it is valid");
+        for (name, value, is_sensitive) in headers {
             let mut value = HeaderValue::from_str(value).expect("it is text");
             value.set_sensitive(*is_sensitive);
             message.headers_mut().append(header_name(*name), value);
@@ -122,33 +123,31 @@ fn header_name(number: u8) -> HeaderName {
     HeaderName::try_from(format!("x-{number}")).expect("it is a name")
 }
 
-fn headers() -> impl Strategy<Value = Headers> {
+fn request() -> impl Strategy<Value = SentRequest> {
     let short = "[a-z|~ ]{0,40}".prop_map(|text: String| text.trim().to_owned());
     let long = (1_usize..40_000, "[a-z|~]").prop_map(|(count, character): (usize, String)| character.repeat(count));
-    prop::collection::vec((0_u8..20, prop_oneof![8 => short, 1 => long], any::<bool>()), 0..12)
+    let headers = prop::collection::vec((0_u8..20, prop_oneof![8 => short, 1 => long], any::<bool>()), 0..12);
+    (prop_oneof![Just("tollkeeper.example:8081".to_owned()), "[a-zA-Z0-9.-]{1,1000}"], headers)
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { max_shrink_iters: 60, ..kit::costly_property(32) })]
     #[test]
     fn headers_of_any_size_in_pieces_of_any_size_arrive(
-        requests in prop::collection::vec(headers(), 1..5),
+        requests in prop::collection::vec(request(), 1..5),
         piece_bytes in prop_oneof![1 => 1_usize..100, 3 => 100_usize..70_000],
     ) {
         let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime can be built");
         let received = runtime.block_on(filtered(&requests, piece_bytes));
         prop_assert_eq!(received.len(), requests.len());
-        for (sent, received) in requests.iter().zip(&received) {
-            prop_assert_eq!(&received["host"], "00000000000000000000000");
+        for ((authority, sent), received) in requests.iter().zip(&received) {
+            let host = received["host"].as_bytes();
+            prop_assert!(host.len() == authority.len() && host.iter().all(|letter| b"03jX".contains(letter)));
             prop_assert_eq!(received.len(), sent.len() + 1);
             for number in 0..20 {
                 let values = sent.iter().filter(|(name, ..)| *name == number).map(|(_, value, _)| value.as_bytes());
-                let got = received.get_all(header_name(number));
-                for (value, got) in values.zip(got) {
-                    // A tilde takes 13 bits: the values replaced are those of more than 16 KiB as encoded.
-                    let is_replaced = value.len() > 10_000 && got.as_bytes().iter().all(|byte| *byte == b'0');
-                    prop_assert!(got.as_bytes() == value || is_replaced, "{} bytes", value.len());
-                }
+                let got = received.get_all(header_name(number)).iter().map(HeaderValue::as_bytes);
+                prop_assert!(got.eq(values), "x-{}", number);
             }
         }
     }
@@ -157,8 +156,7 @@ proptest! {
 mod frame_filter {
     use bytes::{BufMut as _, BytesMut};
     use proptest::prelude::*;
-    use tokio::io::ReadBuf;
-    use tollkeeper::serve::server::inbound_frames::frame_filter::{FrameCounts, FrameFilter, Http2FrameHead};
+    use tollkeeper::serve::server::inbound_frames::frame_filter::{FrameCounts, FrameFilter};
 
     const SETTINGS_FRAME_TYPE: u8 = 4;
 
@@ -166,55 +164,29 @@ mod frame_filter {
 
     const PREFACE_BYTES: usize = 24;
 
-    const PADDED_FLAG: u8 = 0x8;
-
     const MAX_FRAME_PAYLOAD_BYTES: usize = 16_384;
 
     const HEADERS_FRAME_TYPE: u8 = 1;
 
     const GOAWAY_FRAME_TYPE: u8 = 7;
 
-    const FRAME_HEAD_BYTES: usize = 9;
-
-    const CONTINUATION_FRAME_TYPE: u8 = 9;
-
-    /// Output for bytes that are read in pieces of these lengths, over and over, and the frames counted.
-    fn filtered(bytes: &[u8], pieces: &[usize]) -> (Vec<u8>, FrameCounts) {
+    /// Bytes that passed of those that are read in pieces of these lengths, over and over; those that are held at the
+    /// end; and the frames counted.
+    fn filtered(bytes: &[u8], pieces: &[usize]) -> (Vec<u8>, Vec<u8>, FrameCounts) {
         let mut filter = FrameFilter::default();
-        let mut output = Vec::new();
+        let (mut passed, mut held) = (Vec::new(), Vec::new());
         let mut rest = bytes;
         for length in pieces.iter().cycle() {
             let (piece, later) = rest.split_at((*length).min(rest.len()));
-            let passed = filter.filter_read_bytes(piece);
-            output.extend_from_slice(&piece[..passed]);
-            if later.is_empty() {
-                filter.output_incomplete_frame();
-            }
-            let mut space = [0; 100];
-            let mut space = ReadBuf::new(&mut space);
-            while filter.write_output_to(&mut space) {
-                output.extend_from_slice(space.filled());
-                space.clear();
-            }
-            if later.is_empty() {
-                return (output, filter.counts);
-            }
+            held.extend_from_slice(piece);
+            let count = filter.filter_bytes(&mut held);
+            passed.extend(held.drain(..count));
             rest = later;
-        }
-        (output, filter.counts)
-    }
-
-    /// Counts the frames whose heads, and whose payloads if they are filtered, are complete.
-    fn counted(bytes: &[u8]) -> FrameCounts {
-        let mut counts = FrameCounts::default();
-        let mut at = PREFACE_BYTES;
-        while let Some(head) = bytes.get(at..).and_then(Http2FrameHead::parse) {
-            at += FRAME_HEAD_BYTES + head.length;
-            if !head.has_filtered_payload() || at <= bytes.len() {
-                counts.count_frame(head.kind);
+            if rest.is_empty() {
+                break;
             }
         }
-        counts
+        (passed, held, filter.counts)
     }
 
     #[test]
@@ -230,28 +202,29 @@ mod frame_filter {
         }
         assert!(expected.exceeds_limit());
         for size in 1..40 {
-            assert_eq!(filtered(&bytes, &[size]).1, expected, "pieces of {size} bytes");
+            assert_eq!(filtered(&bytes, &[size]).2, expected, "pieces of {size} bytes");
         }
     }
 
     /// Payload that often is a header block: fields with short and long values, or any bytes.
     fn payload() -> impl Strategy<Value = Vec<u8>> {
-        let name = prop_oneof![Just(vec![0x41]), Just(vec![0x01]), Just(vec![0x44]), Just(b"\x00\x01x".to_vec())];
+        let name =
+            prop_oneof![Just(vec![0x41]), Just(vec![0x01]), Just(vec![0x44]), Just(b"\x00\x0a:authority".to_vec())];
         let length = prop_oneof![Just(vec![0x05]), Just(vec![0x85]), Just(vec![0x7f, 0xff, 0xff, 0x01])];
         let field = (name, length, prop::collection::vec(any::<u8>(), 0..8));
         let fields =
             prop::collection::vec(field.prop_map(|(name, length, value)| [name, length, value].concat()), 0..6);
-        let blank = (0_usize..MAX_FRAME_PAYLOAD_BYTES).prop_map(|length| vec![b'x'; length]);
+        let blank = (0_usize..=MAX_FRAME_PAYLOAD_BYTES).prop_map(|length| vec![b'x'; length]);
         prop_oneof![4 => fields.prop_map(|fields| fields.concat()), 2 => prop::collection::vec(any::<u8>(), 0..40), 1 => blank]
     }
 
     fn frames() -> impl Strategy<Value = Vec<u8>> {
-        let kind = prop_oneof![1 => Just(0_u8), 3 => Just(HEADERS_FRAME_TYPE), 3 => Just(CONTINUATION_FRAME_TYPE), 1 => any::<u8>(), 1 => Just(4), 1 => Just(7)];
+        let kind =
+            prop_oneof![1 => Just(0_u8), 5 => Just(HEADERS_FRAME_TYPE), 1 => any::<u8>(), 1 => Just(4), 1 => Just(7)];
         let frame = (kind, any::<u8>(), 1_u8..3, payload()).prop_map(|(kind, flags, stream, payload)| {
             let mut frame = BytesMut::new();
             frame.put_uint(payload.len() as u64, 3);
-            // Padding is kept only if the frame passes in place.
-            frame.put_slice(&[kind, flags & !PADDED_FLAG, 0, 0, 0, stream]);
+            frame.put_slice(&[kind, flags, 0, 0, 0, stream]);
             frame.put_slice(&payload);
             frame.to_vec()
         });
@@ -269,11 +242,11 @@ mod frame_filter {
         ) {
             bytes.truncate(cut.index(bytes.len()) + 1);
             let whole = filtered(&bytes, &[bytes.len()]);
-            prop_assert_eq!(&whole.1, &counted(&bytes));
+            prop_assert_eq!(whole.0.len() + whole.1.len(), bytes.len());
+            // At most one frame is held.
+            prop_assert!(whole.1.len() < 9 + MAX_FRAME_PAYLOAD_BYTES);
             prop_assert_eq!(&filtered(&bytes, &pieces), &whole);
             prop_assert_eq!(&filtered(&bytes, &small_pieces), &whole);
-            // An interrupted block gets an empty frame, and a value that is cut off an error mark.
-            prop_assert!(whole.0.len() <= 2 * bytes.len(), "{} of {}", whole.0.len(), bytes.len());
         }
     }
 
@@ -299,8 +272,9 @@ mod frame_filter {
     }
 }
 
-mod hpack_filter {
-    use tollkeeper::serve::server::inbound_frames::hpack_filter::{ZeroDigitsValue, count_huffman_decoded_bytes};
+mod authority {
+    use proptest::prelude::*;
+    use tollkeeper::serve::server::inbound_frames::authority::{count_huffman_decoded_bytes, overwrite_authority};
 
     const HUFFMAN_AUTHORITY_NAME: &[u8] = &[0xb8, 0x3b, 0x53, 0x39, 0xec, 0x32, 0x7d, 0x7f];
 
@@ -319,33 +293,95 @@ mod hpack_filter {
         assert_eq!(count_huffman_decoded_bytes(&[0xff, 0xff, 0xff, 0xff]), None);
     }
 
-    /// Length of the string in `block`, and its place: an integer with a prefix of 7 bits (RFC 7541, 5.1).
-    fn string_length(block: &[u8]) -> (usize, usize) {
-        let mut length = usize::from(block[0] & 0x7f);
-        if length < 0x7f {
-            return (length, 1);
-        }
-        for (at, byte) in block[1..].iter().enumerate() {
-            length += usize::from(byte & 0x7f) << (7 * at);
-            if byte & 0x80 == 0 {
-                return (length, at + 2);
-            }
-        }
-        panic!("the length does not end: {block:?}");
+    /// Characters and their Huffman codes.
+    const CODES: [(char, &str); 8] = [
+        ('0', "00000"),
+        ('a', "00011"),
+        ('3', "011001"),
+        ('.', "010111"),
+        ('j', "1110100"),
+        ('X', "11111100"),
+        ('~', "1111111111101"),
+        ('|', "111111111111100"),
+    ];
+
+    fn huffman(text: &str) -> Vec<u8> {
+        let code = |character| CODES.iter().find(|(known, _)| *known == character).expect("it has a code").1;
+        let mut bits: String = text.chars().map(code).collect();
+        bits.extend(std::iter::repeat_n('1', bits.len().next_multiple_of(8) - bits.len()));
+        bits.as_bytes().chunks(8).map(|byte| byte.iter().fold(0, |byte, bit| byte << 1 | (bit - b'0'))).collect()
     }
 
-    #[test]
-    fn zero_digits_have_the_stated_length() {
-        for count in [1, 2, 7, 8, 9, 126, 127, 128, 254, 255, 4096, 16_511, 16_512] {
-            for is_huffman in [false, true] {
-                let mut string = Vec::new();
-                ZeroDigitsValue { count, is_huffman }.append_to(&mut string);
-                let (length, start) = string_length(&string);
-                assert_eq!((start + length, string[0] & 0x80 != 0), (string.len(), is_huffman));
-                let digits = &string[start..];
-                let decoded = if is_huffman { count_huffman_decoded_bytes(digits) } else { Some(digits.len()) };
-                assert_eq!(decoded, Some(count));
+    /// Text of Huffman-coded bytes without padding, if it has only characters that are known here.
+    fn decode(bytes: &[u8]) -> Option<String> {
+        let bits: String = bytes.iter().map(|byte| format!("{byte:08b}")).collect();
+        let (mut text, mut rest) = (String::new(), bits.as_str());
+        while !rest.is_empty() {
+            let (character, code) = CODES.iter().find(|(_, code)| rest.starts_with(code))?;
+            text.push(*character);
+            rest = &rest[code.len()..];
+        }
+        Some(text)
+    }
+
+    /// POST, http, and a field of `:authority`: what precedes the value.
+    fn start(name: &[u8], is_huffman: bool, value_bytes: usize) -> Vec<u8> {
+        let flag = if is_huffman { 0x80 } else { 0 };
+        let length = match value_bytes.checked_sub(0x7f) {
+            None => vec![flag | u8::try_from(value_bytes).expect("it is short")],
+            Some(rest) => vec![flag | 0x7f, u8::try_from(rest % 128).expect("it is small") | 0x80, (rest / 128) as u8],
+        };
+        [&[0x83, 0x86], name, &length].concat()
+    }
+
+    fn names() -> impl Strategy<Value = Vec<u8>> {
+        let huffman = [&[0x40, 0x88][..], HUFFMAN_AUTHORITY_NAME].concat();
+        let text = [&[0x10, 0x0a][..], AUTHORITY_NAME].concat();
+        prop_oneof![Just(vec![0x41]), Just(vec![0x01]), Just(huffman), Just(text)]
+    }
+
+    proptest! {
+        #[test]
+        fn authority_keeps_its_lengths(text in "[0a3.jX~|]{0,400}", name in names(), is_huffman in any::<bool>()) {
+            let value = if is_huffman { huffman(&text) } else { text.clone().into_bytes() };
+            let start = start(&name, is_huffman, value.len());
+            // A path, which could be one more authority if the search went on.
+            let end = [0x44, 0x01, b'/', 0x41, 0x01, b'|'];
+            let mut block = [&start, &value, &end[..]].concat();
+            overwrite_authority(&mut block);
+            let (before, rest) = block.split_at(start.len());
+            let (after, rest) = rest.split_at(value.len());
+            prop_assert_eq!((before, rest), (&start[..], &end[..]));
+            if !is_huffman {
+                prop_assert!(after.iter().all(|byte| *byte == b'0'));
+            } else if value.len() > text.len() {
+                prop_assert_eq!(after, &value);
+            } else {
+                let decoded = decode(after).expect("it has known characters");
+                prop_assert_eq!(decoded.len(), text.len());
+                prop_assert!(decoded.chars().all(|letter| "03jX".contains(letter)), "{}", decoded);
+                prop_assert_eq!(count_huffman_decoded_bytes(after), Some(text.len()));
             }
+            let once = block.clone();
+            overwrite_authority(&mut block);
+            prop_assert_eq!(block, once);
+        }
+
+        #[test]
+        fn any_bytes_keep_their_number(mut block in prop::collection::vec(any::<u8>(), 0..200)) {
+            let before = block.len();
+            overwrite_authority(&mut block);
+            prop_assert_eq!(block.len(), before);
+        }
+
+        #[test]
+        fn fields_after_the_pseudo_headers_are_not_changed(
+            regular in prop_oneof![Just(vec![0x8f]), Just(vec![0x5f, 0x01, b'x']), Just(vec![0x00, 0x01, b'x', 0x00])],
+        ) {
+            let block = [&[0x83, 0x86][..], &regular, &[0x41, 0x02, b'|', b'|']].concat();
+            let mut after = block.clone();
+            overwrite_authority(&mut after);
+            prop_assert_eq!(after, block);
         }
     }
 }

@@ -39,8 +39,9 @@ tracing:
 }
 
 #[test]
-fn limit_holds_with_a_tracestate_of_any_length() {
-    let pair = Pair::start_changed("gateway", tollkeeper::with_rules(RULES), |bootstrap| with_tracer(&bootstrap));
+fn limit_holds_with_a_tracestate_up_to_the_bound_on_headers() {
+    let setup = tollkeeper::with_rules(RULES).env("TOLLKEEPER_GRPC_MAX_HEADER_BYTES", "1MiB");
+    let pair = Pair::start_changed("gateway", setup, |bootstrap| with_tracer(&bootstrap));
     for (key, bytes) in [("a", 1000), ("b", 17_000), ("c", 58_000), ("d", 400_000)] {
         let request = pair.envoy.get("/").header("x-api-key", key);
         let traceparent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
