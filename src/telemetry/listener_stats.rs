@@ -54,16 +54,12 @@ named_enum! {
         Requests = "concurrent_requests",
         /// Requests in progress of one address.
         RequestsPerAddress = "concurrent_requests_per_address",
-        /// Health checks in progress of one connection or address.
-        Probes = "concurrent_probes",
         /// Bytes of requests and responses in progress.
         BufferedBytes = "buffered_bytes",
         /// Bytes of requests and responses in progress of one address.
         BufferedBytesPerAddress = "buffered_bytes_per_address",
         /// Bytes of requests and responses in progress of one connection.
         BufferedBytesPerConnection = "buffered_bytes_per_connection",
-        /// Bytes of pages for operators that clients have not taken.
-        PageBytes = "page_bytes",
         /// Time for the message of a call.
         MessageTimeout = "message_timeout",
         /// SETTINGS and GOAWAY frames of one connection.
@@ -81,16 +77,12 @@ impl ExceededLimit {
             Self::RequestsPerAddress => {
                 "request rejected: TOLLKEEPER_MAX_CONCURRENT_REQUESTS_PER_ADDRESS is reached (raise it, or add replicas)"
             }
-            Self::Probes => "health check rejected: too many are in progress (end unused watch streams)",
             Self::BufferedBytes => "request rejected: TOLLKEEPER_MAX_BUFFERED_BYTES is reached (raise it)",
             Self::BufferedBytesPerAddress => {
                 "request rejected: TOLLKEEPER_MAX_BUFFERED_BYTES_PER_ADDRESS is reached (raise it)"
             }
             Self::BufferedBytesPerConnection => {
                 "request rejected: TOLLKEEPER_MAX_BUFFERED_BYTES_PER_CONNECTION is reached (raise it)"
-            }
-            Self::PageBytes => {
-                "page rejected: clients of the debug or Prometheus listener do not read their pages (close these clients)"
             }
             Self::MessageTimeout => "call rejected: no whole message within TOLLKEEPER_HEAD_TIMEOUT (check the client)",
             Self::Frames => "connection closed: too many SETTINGS or GOAWAY frames (check the client)",

@@ -3,13 +3,10 @@
 //! The sampler starts with the first subscriber and ends with the last, so nothing is computed without a subscriber. It
 //! computes one event a second on a low-priority thread. All subscribers share its text, and only the newest is kept.
 //!
-//! A new subscriber is never refused: if there are too many, the oldest one of the client that has most of them ends. So
-//! a client with many, also one behind the same sidecar, keeps no console out.
+//! Each subscriber is a connection of the debug listener, which `serve::server::admission` bounds.
 //!
-//! Decides: how many listeners `/live` may have, and which of them ends for a new one.
+//! Decides: how often `/live` has an event, and when it ends.
 
-use std::collections::HashMap;
-use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -17,15 +14,12 @@ use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::page_builder::PageBuilder;
-use crate::base::client_network::client_network;
 use crate::base::sharded::lock_ignoring_poison;
 use crate::base::text::escape_unprintable_json;
 use crate::serve::metrics_collector::MetricsCollector;
 use crate::serve::report::live::LiveReport;
 use crate::serve::status::DecisionTotals;
 
-/// Maximum number of subscribers.
-const MAX_SUBSCRIBERS: usize = 64;
 /// Time between events.
 const EVENT_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -38,7 +32,6 @@ pub struct LiveEvents {
     collector: MetricsCollector,
     pages: PageBuilder,
     stopping: watch::Receiver<bool>,
-    subscribers: Arc<Subscribers>,
     /// Sender of the running sampler; `None` while there is no subscriber.
     sampler: Mutex<Option<watch::Sender<NewestEvent>>>,
 }
@@ -48,43 +41,12 @@ pub struct LiveEvents {
 pub(super) struct LiveSubscriber {
     events: watch::Receiver<NewestEvent>,
     stopping: watch::Receiver<bool>,
-    /// Its sender is dropped when this subscriber ends for a newer one.
-    displaced: watch::Receiver<()>,
-}
-
-/// Subscribers, the oldest first. A subscriber that is gone has dropped the receiver.
-#[derive(Debug, Default)]
-struct Subscribers(Mutex<Vec<Subscriber>>);
-
-/// A subscriber, as the others see it.
-#[derive(Debug)]
-struct Subscriber {
-    client: IpAddr,
-    displace: watch::Sender<()>,
-}
-
-impl Subscribers {
-    /// Adds a subscriber of a client; returns what tells when it ends for a newer one.
-    fn add_subscriber(&self, peer: IpAddr) -> watch::Receiver<()> {
-        let (displace, displaced) = watch::channel(());
-        let mut subscribers = lock_ignoring_poison(&self.0);
-        subscribers.retain(|subscriber| !subscriber.displace.is_closed());
-        subscribers.push(Subscriber { client: client_network(peer), displace });
-        if subscribers.len() > MAX_SUBSCRIBERS {
-            let mut counts: HashMap<IpAddr, usize> = HashMap::new();
-            subscribers.iter().for_each(|subscriber| *counts.entry(subscriber.client).or_default() += 1);
-            let most = counts.values().copied().max();
-            let oldest = subscribers.iter().position(|subscriber| counts.get(&subscriber.client).copied() == most);
-            oldest.map(|oldest| subscribers.remove(oldest));
-        }
-        displaced
-    }
 }
 
 impl LiveEvents {
     /// Events of this process, until `stopping` turns true.
     pub fn new(collector: MetricsCollector, pages: PageBuilder, stopping: watch::Receiver<bool>) -> Self {
-        Self { collector, pages, stopping, subscribers: Arc::default(), sampler: Mutex::default() }
+        Self { collector, pages, stopping, sampler: Mutex::default() }
     }
 
     /// Turns true when the process begins to stop.
@@ -93,8 +55,7 @@ impl LiveEvents {
     }
 
     /// Adds a subscriber.
-    pub(super) fn subscribe(self: &Arc<Self>, peer: IpAddr) -> LiveSubscriber {
-        let displaced = self.subscribers.add_subscriber(peer);
+    pub(super) fn subscribe(self: &Arc<Self>) -> LiveSubscriber {
         let mut sampler = self.lock_sampler();
         let mut events = match &*sampler {
             Some(sender) => sender.subscribe(),
@@ -107,7 +68,7 @@ impl LiveEvents {
         };
         // The newest event is sent at once.
         events.mark_changed();
-        LiveSubscriber { events, stopping: self.stopping.clone(), displaced }
+        LiveSubscriber { events, stopping: self.stopping.clone() }
     }
 
     /// Sends an event each second until there is no subscriber.
@@ -152,14 +113,12 @@ impl LiveEvents {
 }
 
 impl LiveSubscriber {
-    /// Waits for the next event; `None` when the process begins to stop, or a newer subscriber takes the place.
+    /// Waits for the next event; `None` when the process begins to stop.
     pub(super) async fn next_event(&mut self) -> Option<Arc<str>> {
         loop {
             tokio::select! {
                 // An error means that the sender is gone: the process is ending.
                 _ = self.stopping.wait_for(|stop| *stop) => return None,
-                // Nothing is ever sent, so this is an error: the sender is gone.
-                _ = self.displaced.changed() => return None,
                 changed = self.events.changed() => changed.ok()?,
             }
             if let Some(event) = &*self.events.borrow_and_update() {

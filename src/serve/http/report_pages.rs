@@ -9,10 +9,8 @@
 //! Decides: unknown parameters (400, `show_report`); when a minute of history is recorded.
 
 use std::convert::Infallible;
-use std::net::Ipv4Addr;
 use std::sync::Arc;
 
-use axum::Extension;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use axum::http::{StatusCode, Uri};
@@ -23,7 +21,6 @@ use serde::Serialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
 use tokio::time::{Duration, sleep};
 
-use super::admin_token::ClientAddress;
 use super::app_state::AppState;
 use super::page_builder::{Page, PageBuilder};
 use super::response::{METRICS_OFF, NO_RULES, respond_bad_query, respond_text};
@@ -351,12 +348,11 @@ impl ReportPage for LoadStatus {
 }
 
 /// `/live`
-pub(super) async fn show_live(State(state): State<AppState>, address: Option<Extension<ClientAddress>>) -> Response {
+pub(super) async fn show_live(State(state): State<AppState>) -> Response {
     if state.collector.service.decider.metrics.is_off() {
         return respond_text(StatusCode::SERVICE_UNAVAILABLE, METRICS_OFF);
     }
-    let peer = address.map_or(Ipv4Addr::LOCALHOST.into(), |Extension(ClientAddress(address))| address.ip());
-    let events = stream::unfold(state.live.subscribe(peer), |mut listener| async move {
+    let events = stream::unfold(state.live.subscribe(), |mut listener| async move {
         let event = listener.next_event().await?;
         Some((Ok::<_, Infallible>(Event::default().data(&*event)), listener))
     });

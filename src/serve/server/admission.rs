@@ -1,15 +1,15 @@
 //! Admission: limits on connections, requests and their bytes, per listener and per client address.
 //!
 //! A connection above the limit is closed right after it is accepted, a request above the limit is answered before its
-//! body is read; neither ever waits. Limits per address keep one client from using up the rest. Health probes have a
-//! small limit of their own, because restarting a busy process makes the overload worse. Listeners for operators limit
-//! connections, and the bytes of pages that their clients have not taken yet, apart from those of clients.
+//! body is read; neither ever waits. Limits per address keep one client from using up the rest. Health checks may exceed the
+//! limit on requests by a reserve, because restarting a busy process makes the overload worse. Listeners for operators
+//! have few connections: each holds one page at most that its client has not taken, and pages are shared.
 //!
 //! Most requests and responses are small, and their number is limited; only their bytes above
 //! [`UNCOUNTED_BYTES_PER_BODY`] are counted, so the usual call touches no counter of bytes.
 //!
 //! Decides: what one client address, or all together, may have in connections, requests and bytes.
-//! Decides: how many health checks (probes) and `Watch` streams a connection may have.
+//! Decides: how many health checks (probes) and `Watch` streams pass an overload; connections of operators.
 //! Decides: status and Retry-After of a refusal; that the limit of open files is raised at the start (RLIMIT_NOFILE).
 //! Decides: how often refusals are logged; what counts as in progress, quota streams too.
 
@@ -63,10 +63,8 @@ pub(super) struct AdmissionLimits {
     stats: Arc<StatsByListener>,
     /// Requests in flight on all listeners for clients.
     requests: CachePadded<AtomicUsize>,
-    /// Bytes that requests and responses in flight take.
+    /// Bytes that requests and responses in flight on them take.
     buffered_bytes: CachePadded<AtomicUsize>,
-    /// The same on the listeners for operators.
-    page_bytes: CachePadded<AtomicUsize>,
     log_throttles: [LogThrottle; ExceededLimit::ALL.len()],
 }
 
@@ -90,11 +88,10 @@ struct AddressUsage {
     in_flight: Arc<CachePadded<InFlightCounts>>,
 }
 
-/// What one client address, or one connection, has in flight.
+/// What one client address has in flight.
 #[derive(Debug, Default)]
 struct InFlightCounts {
     requests: AtomicUsize,
-    probes: AtomicUsize,
     /// Bytes that requests and responses take.
     buffered_bytes: AtomicUsize,
 }
@@ -106,7 +103,8 @@ pub(super) struct ConnectionPermit {
     /// Address of the client; `None` for a Unix socket.
     pub(super) peer: Option<SocketAddr>,
     of_address: Arc<CachePadded<InFlightCounts>>,
-    of_connection: InFlightCounts,
+    /// Bytes that its requests and responses take.
+    buffered_bytes: AtomicUsize,
     /// Set by each request, cleared by [`ConnectionPermit::take_had_request`].
     is_active: AtomicBool,
 }
@@ -115,36 +113,17 @@ pub(super) struct ConnectionPermit {
 #[derive(Debug)]
 pub(super) struct RequestPermit(Arc<ConnectionPermit>);
 
-/// A health probe that may stay in progress. Dropping it frees its place.
-#[derive(Debug)]
-pub(super) struct ProbePermit(Arc<ConnectionPermit>);
-
-/// Result of admitting a request, with the permit that it holds until its response is taken.
-#[derive(Debug)]
-pub(super) enum Admitted {
-    /// A request that limits admit.
-    Request(RequestPermit),
-    /// A health probe that may wait, as a watch stream does.
-    Probe(ProbePermit),
-    /// A health probe that must be answered at its first poll, because too many wait already.
-    ImmediateProbe,
-    /// A request of an operator, or a health probe over HTTP, which waits for nothing.
-    Unlimited,
-}
-
 /// Request that a limit on concurrent requests rejected.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct OverloadRejection(ListenerKind);
 
-/// Maximum number of health probes in progress on a connection. Each is one short call, or a watch stream.
-const MAX_HEALTH_PROBES_PER_CONNECTION: usize = 16;
-/// Maximum number of health probes in progress from one address.
-const MAX_HEALTH_PROBES_PER_ADDRESS: usize = 2048;
+/// Number of health checks that are admitted beyond the limits on requests in flight.
+const HEALTH_CHECK_RESERVE: usize = 256;
 
-/// Maximum bytes of operator pages that are built and not yet sent to their clients, over all listeners.
-const MAX_UNSENT_PAGE_BYTES: usize = 32 << 20;
-/// Maximum bytes of such pages of one listener and address.
-const MAX_UNREAD_PAGE_BYTES_PER_ADDRESS: usize = 16 << 20;
+/// Maximum number of open connections of a listener for operators. Over HTTP/1, each holds one page at most.
+const MAX_OPERATOR_CONNECTIONS: usize = 64;
+/// The same of each client address, so that none keeps out the others, nor the probes.
+const MAX_OPERATOR_CONNECTIONS_PER_ADDRESS: usize = MAX_OPERATOR_CONNECTIONS / 2;
 
 /// Start of the paths of health probes over gRPC.
 const HEALTH_SERVICE_PATH_PREFIX: &str = "/grpc.health.v1.Health/";
@@ -168,8 +147,8 @@ impl AdmissionLimits {
         let max_connections = bounds.connections.unwrap_or(third).min(third);
         tracing::info!(max_connections, open_files, "connection limit of each listener");
         let log_throttles = [const { LogThrottle::every(LOG_INTERVAL) }; ExceededLimit::ALL.len()];
-        let [requests, buffered_bytes, page_bytes] = Default::default();
-        Self { bounds, max_connections, stats, requests, buffered_bytes, page_bytes, log_throttles }
+        let [requests, buffered_bytes] = Default::default();
+        Self { bounds, max_connections, stats, requests, buffered_bytes, log_throttles }
     }
 
     /// Admission of one listener under these limits.
@@ -197,19 +176,23 @@ impl ListenerAdmission {
 
     /// Admits a connection; `None` if a connection limit is reached.
     pub(super) fn admit_connection(self: &Arc<Self>, peer: Option<SocketAddr>) -> Option<Arc<ConnectionPermit>> {
-        let max = self.limits.max_connections;
+        let mut max = self.limits.max_connections;
+        let mut max_per_address = self.limits.bounds.connections_per_address.unwrap_or(usize::MAX);
+        if !self.kind.serves_clients() {
+            max = max.min(MAX_OPERATOR_CONNECTIONS);
+            max_per_address = max_per_address.min(MAX_OPERATOR_CONNECTIONS_PER_ADDRESS);
+        }
         if self.stats().open_connection_count() >= max {
             self.reject_connection("TOLLKEEPER_MAX_CONNECTIONS", max, peer);
             return None;
         }
-        let max = self.limits.bounds.connections_per_address.unwrap_or(usize::MAX);
-        let Some(of_address) = self.add_connection_of_address(peer, max) else {
-            self.reject_connection("TOLLKEEPER_MAX_CONNECTIONS_PER_ADDRESS", max, peer);
+        let Some(of_address) = self.add_connection_of_address(peer, max_per_address) else {
+            self.reject_connection("TOLLKEEPER_MAX_CONNECTIONS_PER_ADDRESS", max_per_address, peer);
             return None;
         };
         self.stats().record_opened_connection();
-        let (of_connection, is_active) = (InFlightCounts::default(), AtomicBool::new(false));
-        Some(Arc::new(ConnectionPermit { listener: Arc::clone(self), peer, of_address, of_connection, is_active }))
+        let (buffered_bytes, is_active) = (AtomicUsize::new(0), AtomicBool::new(false));
+        Some(Arc::new(ConnectionPermit { listener: Arc::clone(self), peer, of_address, buffered_bytes, is_active }))
     }
 
     /// Adds a connection to those of its address. Returns the address's counts of what is in flight; `None` at `max`.
@@ -233,68 +216,57 @@ impl ListenerAdmission {
         self.limits.stats.record_rejected_connection();
         if let Some(suppressed) = REJECTED_CONNECTION_LOG_THROTTLE.allow(Clock::System.now()) {
             let (listener, peer) = (self.kind.name(), peer.map(|peer| peer.to_string()));
-            tracing::warn!(listener, peer, suppressed, "connection closed: {setting} of {max} is reached (raise it)");
+            let limit = if self.kind.serves_clients() { setting } else { "the limit on connections of operators" };
+            let fix = if self.kind.serves_clients() { "raise it" } else { "close consoles that nobody needs" };
+            tracing::warn!(listener, peer, suppressed, "connection closed: {limit} of {max} is reached ({fix})");
         }
     }
 }
 
 impl ConnectionPermit {
-    /// Admits a request by its path.
+    /// Admits a request by its path; `None` on a listener for operators, which does not limit requests.
     ///
     /// # Errors
     /// A limit on requests in flight is reached.
-    pub(super) fn admit_request(self: &Arc<Self>, path: &str) -> Result<Admitted, OverloadRejection> {
+    pub(super) fn admit_request(self: &Arc<Self>, path: &str) -> Result<Option<RequestPermit>, OverloadRejection> {
         self.mark_active();
-        match self.listener_kind() {
-            ListenerKind::Grpc if path.starts_with(HEALTH_SERVICE_PATH_PREFIX) => {
-                Ok(self.admit_probe().map_or(Admitted::ImmediateProbe, Admitted::Probe))
-            }
-            ListenerKind::Http if HTTP_PROBE_PATHS.contains(&path) => Ok(Admitted::Unlimited),
-            kind if kind.serves_clients() => self.admit_client_request().map(Admitted::Request).map_err(|limit| {
-                self.record_refusal(limit);
-                OverloadRejection(kind)
-            }),
-            _ => Ok(Admitted::Unlimited),
+        let kind = self.listener_kind();
+        if !kind.serves_clients() {
+            return Ok(None);
         }
+        let is_health_check = path.starts_with(HEALTH_SERVICE_PATH_PREFIX) || HTTP_PROBE_PATHS.contains(&path);
+        let reserve = if is_health_check { HEALTH_CHECK_RESERVE } else { 0 };
+        self.admit_client_request(reserve).map(Some).map_err(|limit| {
+            self.record_refusal(limit);
+            OverloadRejection(kind)
+        })
     }
 
-    /// Admits a request of a client.
+    /// Admits a request of a client, which may exceed the limits by `reserve` requests.
     ///
     /// # Errors
     /// The limit on requests in flight that is reached.
-    fn admit_client_request(self: &Arc<Self>) -> Result<RequestPermit, ExceededLimit> {
+    fn admit_client_request(self: &Arc<Self>, reserve: usize) -> Result<RequestPermit, ExceededLimit> {
         let (limits, bounds) = (&self.listener.limits, &self.listener.limits.bounds);
         let total = limits.requests.0.fetch_add(1, Ordering::Relaxed);
         let of_address = self.of_address.0.requests.fetch_add(1, Ordering::Relaxed);
         // Dropping the permit subtracts from both counters.
         let permit = RequestPermit(Arc::clone(self));
-        if is_limit_reached(total, bounds.requests) {
+        let is_reached = |count: usize, max: Option<usize>| max.is_some_and(|max| count >= max.saturating_add(reserve));
+        if is_reached(total, bounds.requests) {
             Err(ExceededLimit::Requests)
-        } else if is_limit_reached(of_address, bounds.requests_per_address) {
+        } else if is_reached(of_address, bounds.requests_per_address) {
             Err(ExceededLimit::RequestsPerAddress)
         } else {
             Ok(permit)
         }
     }
 
-    /// Admits a health probe that stays in progress; `None` if too many do.
-    fn admit_probe(self: &Arc<Self>) -> Option<ProbePermit> {
-        let of_connection = self.of_connection.probes.fetch_add(1, Ordering::Relaxed);
-        let of_address = self.of_address.0.probes.fetch_add(1, Ordering::Relaxed);
-        // Dropping the permit subtracts from both counters.
-        let permit = ProbePermit(Arc::clone(self));
-        (of_connection < MAX_HEALTH_PROBES_PER_CONNECTION && of_address < MAX_HEALTH_PROBES_PER_ADDRESS)
-            .then_some(permit)
-    }
-
     /// Adds bytes, unless a limit is reached.
     fn add_buffered_bytes(&self, bytes: usize) -> Result<(), ExceededLimit> {
-        if !self.listener_kind().serves_clients() {
-            return self.add_page_bytes(bytes);
-        }
         let (limits, bounds) = (&self.listener.limits, &self.listener.limits.bounds);
         let is_exceeded = |before: usize, max: Option<usize>| max.is_some_and(|max| before + bytes > max);
-        let of_connection = self.of_connection.buffered_bytes.fetch_add(bytes, Ordering::Relaxed);
+        let of_connection = self.buffered_bytes.fetch_add(bytes, Ordering::Relaxed);
         let of_address = self.of_address.0.buffered_bytes.fetch_add(bytes, Ordering::Relaxed);
         let total = limits.buffered_bytes.0.fetch_add(bytes, Ordering::Relaxed);
         let exceeded = if is_exceeded(of_connection, bounds.buffered_bytes_per_connection) {
@@ -310,30 +282,10 @@ impl ConnectionPermit {
         Err(exceeded)
     }
 
-    /// Adds bytes of a page of a listener for operators. A page that is larger than the limit passes alone.
-    fn add_page_bytes(&self, bytes: usize) -> Result<(), ExceededLimit> {
-        let is_exceeded = |before: usize, max: usize| before > 0 && before + bytes > max;
-        self.of_connection.buffered_bytes.fetch_add(bytes, Ordering::Relaxed);
-        let of_address = self.of_address.0.buffered_bytes.fetch_add(bytes, Ordering::Relaxed);
-        let total = self.total_buffered_bytes().fetch_add(bytes, Ordering::Relaxed);
-        if !is_exceeded(of_address, MAX_UNREAD_PAGE_BYTES_PER_ADDRESS) && !is_exceeded(total, MAX_UNSENT_PAGE_BYTES) {
-            return Ok(());
-        }
-        self.remove_buffered_bytes(bytes);
-        Err(ExceededLimit::PageBytes)
-    }
-
-    /// Counter of the buffered bytes of all client connections, or of all operator connections if this is one.
-    fn total_buffered_bytes(&self) -> &AtomicUsize {
-        let limits = &self.listener.limits;
-        if self.listener_kind().serves_clients() { &limits.buffered_bytes.0 } else { &limits.page_bytes.0 }
-    }
-
     /// Subtracts bytes that were added.
     fn remove_buffered_bytes(&self, bytes: usize) {
-        for counter in
-            [&self.of_connection.buffered_bytes, &self.of_address.0.buffered_bytes, self.total_buffered_bytes()]
-        {
+        let total = &self.listener.limits.buffered_bytes.0;
+        for counter in [&self.buffered_bytes, &self.of_address.0.buffered_bytes, total] {
             counter.fetch_sub(bytes, Ordering::Relaxed);
         }
     }
@@ -380,28 +332,10 @@ impl Drop for ConnectionPermit {
     }
 }
 
-fn is_limit_reached(count: usize, max: Option<usize>) -> bool {
-    max.is_some_and(|max| count >= max)
-}
-
-impl RequestPermit {
-    /// The connection of the request.
-    pub(super) const fn connection_permit(&self) -> &Arc<ConnectionPermit> {
-        &self.0
-    }
-}
-
 impl Drop for RequestPermit {
     fn drop(&mut self) {
         self.0.listener.limits.requests.0.fetch_sub(1, Ordering::Relaxed);
         self.0.of_address.0.requests.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-impl Drop for ProbePermit {
-    fn drop(&mut self) {
-        self.0.of_connection.probes.fetch_sub(1, Ordering::Relaxed);
-        self.0.of_address.0.probes.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -457,11 +391,14 @@ impl BufferedBytes {
         Ok(Some(this))
     }
 
-    /// Adds bytes.
+    /// Adds bytes. Those on a listener for operators do not count.
     ///
     /// # Errors
     /// The limit that is reached; the bytes are not added then.
     pub(super) fn add_bytes(&mut self, bytes: usize) -> Result<(), ExceededLimit> {
+        if !self.connection.listener_kind().serves_clients() {
+            return Ok(());
+        }
         let more = count_bytes_above_uncounted(self.bytes + bytes) - count_bytes_above_uncounted(self.bytes);
         if more > 0 {
             self.connection.add_buffered_bytes(more)?;

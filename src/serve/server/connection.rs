@@ -6,9 +6,9 @@
 //! has those of keepalive pings, and `admission` the limits on connections. The handshake runs in the connection's own
 //! task, so a slow one does not delay `accept`.
 //!
-//! Bytes of bodies over HTTP count towards the limits of `admission` while they are in memory. Without a bound, clients
-//! that ask for large pages and read nothing would fill it. The data of a response carries its count: hyper drops it
-//! when it is written, or when the connection ends.
+//! Bytes of bodies over HTTP count towards the limits of `admission` while they are in memory, but for those of operators,
+//! who have few connections. The data of a response carries its count: hyper drops it when it is written, or when the
+//! connection ends.
 //!
 //! Decides: when a connection is closed: age and jitter, idleness, slow handshake.
 //! Decides: HTTP/1 on the gRPC port, HTTP/2 on an HTTP port; which `Host` is valid (`has_valid_host`).
@@ -284,7 +284,7 @@ fn wrap_with_admission(
             request.extensions_mut().insert(ClientAddress(address));
         }
         let has_valid_host = has_valid_host(&request);
-        let admitted = connection.admit_request(request.uri().path()).map(|admitted| (admitted, pages.clone()));
+        let admitted = connection.admit_request(request.uri().path()).map(|permit| (permit, pages.clone()));
         let connection = Arc::clone(&connection);
         async move {
             let response = match admitted {
@@ -292,7 +292,7 @@ fn wrap_with_admission(
                     (StatusCode::BAD_REQUEST, "400 Bad Request: missing, repeated or invalid Host header\n")
                         .into_response()
                 }
-                Ok((_admitted, pages)) => answer_with_accounted_bodies(&pages, &connection, request).await,
+                Ok((_permit, pages)) => answer_with_accounted_bodies(&pages, &connection, request).await,
                 Err(rejection) => rejection.into_response(),
             };
             Ok(reserve_response_bytes(&connection, response))

@@ -25,7 +25,6 @@ use axum::Router;
 use axum::body::Body;
 use axum::http::request::Parts;
 use axum::http::{Extensions, HeaderName, HeaderValue, Request, Uri, Version, header};
-use futures_util::FutureExt as _;
 use h2::server::{Builder, Connection, Handshake, SendResponse};
 use h2::{Ping, PingPong, Reason, RecvStream};
 use http_body_util::BodyExt as _;
@@ -37,7 +36,7 @@ use tokio::time::{Instant, Sleep, sleep, timeout};
 
 use self::in_flight::InFlightRequests;
 use self::stream::{RequestBody, ResponseData, send_grpc_message, send_head, send_streamed_response};
-use super::admission::{Admitted, BufferedBytes, ConnectionPermit};
+use super::admission::{BufferedBytes, ConnectionPermit};
 use super::inbound_frames::{FrameFilteringIo, InboundFrameState};
 use crate::serve::grpc::call::{CallHead, CallPeer, InvalidCallHead, SLOT_HOLDER_HEADER};
 use crate::serve::grpc::service::ShouldRateLimitMethod;
@@ -269,14 +268,14 @@ async fn answer_request(
     mut sender: SendResponse<ResponseData>,
 ) {
     let (head, body) = request.into_parts();
-    let admitted = match connection.admit_request(head.uri.path()) {
-        Ok(admitted) => admitted,
+    let permit = match connection.admit_request(head.uri.path()) {
+        Ok(permit) => permit,
         Err(rejection) => {
             let _sent = send_head(&mut sender, rejection.into_response(), true);
             return;
         }
     };
-    let peer = connection.peer.map(|peer| peer.ip());
+    let peer = connection.peer;
     let buffered = BufferedBytes::new(connection);
     let is_quota_stream = head.uri.path() == STREAM_PATH;
     let mut body = match is_quota_stream {
@@ -285,62 +284,36 @@ async fn answer_request(
     };
     let is_rate_limit_call = head.uri.path() == ShouldRateLimitMethod::PATH;
     let tracer = server.rate_limit_method.tracer().filter(|_| is_rate_limit_call);
-    let mut call = match (CallHead::parse(&head, tracer), &admitted) {
-        (Ok(call), _) => call,
-        (Err(_), Admitted::ImmediateProbe) => return,
-        (Err(invalid), _) => {
+    let mut call = match CallHead::parse(&head, tracer) {
+        Ok(call) => call,
+        Err(invalid) => {
             drop(head);
             return Box::pin(refuse_call(invalid, body, sender)).await;
         }
     };
-    call.peer = peer;
-    let _sent = match admitted {
-        Admitted::Request(permit) if is_rate_limit_call => {
-            drop(head);
-            let result = {
-                let answer = pin!(server.rate_limit_method.answer_call(call, &mut body));
-                run_until_reset(&mut sender, answer).await
-            };
-            match result.map(|answer| ResponseData::for_request(answer?, permit)) {
-                Some(Ok(message)) => send_grpc_message(&mut sender, message),
-                Some(Err(status)) => send_head(&mut sender, status.into_http::<Body>(), true).map(drop),
-                None => Ok(()),
-            }
+    call.peer = peer.map(|peer| peer.ip());
+    let _sent = if is_rate_limit_call {
+        drop(head);
+        let result = {
+            let answer = pin!(server.rate_limit_method.answer_call(call, &mut body));
+            run_until_reset(&mut sender, answer).await
+        };
+        match result.map(|answer| ResponseData::for_request(answer?, body.connection_permit(), permit)) {
+            Some(Ok(message)) => send_grpc_message(&mut sender, message),
+            Some(Err(status)) => send_head(&mut sender, status.into_http::<Body>(), true).map(drop),
+            None => Ok(()),
         }
-        admitted => {
-            let connection = Arc::clone(body.connection_permit());
-            let pings = pings.filter(|_| is_quota_stream);
-            let mut request = build_routed_request(&head, body);
-            drop(head);
-            let written = pings.map(|pings| add_quota_stream_extensions(request.extensions_mut(), pings));
-            if let Some(peer) = connection.peer {
-                request.extensions_mut().insert(CallPeer(peer));
-            }
-            // Boxed, so that the future of the common call stays small.
-            let routed = Box::pin(server.answer_by_router(request, sender, written));
-            await_routed_answer(admitted, &connection, routed).await
+    } else {
+        let pings = pings.filter(|_| is_quota_stream);
+        let mut request = build_routed_request(&head, body);
+        drop(head);
+        let written = pings.map(|pings| add_quota_stream_extensions(request.extensions_mut(), pings));
+        if let Some(peer) = peer {
+            request.extensions_mut().insert(CallPeer(peer));
         }
+        // Boxed, so that the future of the common call stays small.
+        Box::pin(server.answer_by_router(request, sender, written)).await
     };
-}
-
-/// Answers a request through the router, with the permit that it was admitted by.
-async fn await_routed_answer(
-    admitted: Admitted,
-    connection: &ConnectionPermit,
-    routed: Pin<Box<impl Future<Output = Result<(), h2::Error>>>>,
-) -> Result<(), h2::Error> {
-    match admitted {
-        Admitted::ImmediateProbe => {
-            // Dropping it resets the stream.
-            let result = routed.now_or_never();
-            if result.is_none() {
-                connection.record_refusal(ExceededLimit::Probes);
-            }
-            result.unwrap_or(Ok(()))
-        }
-        Admitted::Probe(_permit) => routed.await,
-        _unlimited => routed.await,
-    }
 }
 
 /// Adds what a quota stream knows of its connection to its request; returns the count of the bytes that are written.

@@ -2,8 +2,9 @@
 //!
 //! The server rejects the excess at once and still serves clients within the limits.
 
-use std::io::{Read as _, Write as _};
+use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{Ipv4Addr, TcpStream};
+use std::time::Duration;
 
 use prost::Message as _;
 use tonic::Code;
@@ -83,6 +84,32 @@ fn connections_per_address_are_bounded() {
     drop(open);
     wait_for("the places to be free", || (connections(&server) < 1.5).then_some(()));
     call(&Client::connect(port)).unwrap();
+}
+
+#[test]
+fn connections_of_operators_are_few() {
+    const PER_ADDRESS: usize = 32;
+    let server = server().start();
+    let port = server.debug_port();
+    let connect_from = |last: u8| connect(port, Ipv4Addr::new(127, 0, 0, last)).unwrap();
+    let first: Vec<_> = (0..PER_ADDRESS).map(|_| connect_from(2)).collect();
+    assert!(is_closed(&mut connect_from(2)));
+    let second: Vec<_> = (1..PER_ADDRESS).map(|_| connect_from(4)).collect();
+    // There is one place for the probe, and for the next connection.
+    assert_eq!(http::get(port, "/livez").from(3).send().status, 200);
+    let last = wait_for("the last place", || Some(connect_from(4)).filter(stays_open));
+    assert!(!stays_open(&connect_from(3)));
+    assert_eq!(server.healthcheck(), 200);
+    let log = server.stderr();
+    assert!(log.contains("connection closed: the limit on connections of operators of 32 is reached"), "{log}");
+    drop((first, second, last));
+    wait_for("a place to be free", || stays_open(&connect_from(3)).then_some(()));
+}
+
+/// True if the server neither sends anything nor closes the connection for a while.
+fn stays_open(mut stream: &TcpStream) -> bool {
+    stream.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+    stream.read(&mut [0]).is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
 }
 
 /// Sends the head of a request to `/json`, without its body.

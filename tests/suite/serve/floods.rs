@@ -279,28 +279,26 @@ fn message_that_takes_too_long_ends_its_call() {
 }
 
 #[test]
-fn health_checks_in_progress_are_bounded_but_a_whole_one_is_answered() {
-    for (path, message) in [(WATCH, Some(&[0; 5][..])), (CHECK, None)] {
-        let server = server().start();
-        let mut connection = Http2Connection::connect(server.grpc_port());
-        for stream in (1..80).step_by(2) {
-            connection.call_method(stream, path, &[]).unwrap();
-            if let Some(message) = message {
-                connection.send(DATA, END_STREAM, stream, message).unwrap();
-            }
-        }
-        let mut refused = 0;
-        while refused < 24 {
-            refused += usize::from(connection.next().expect("the connection lives").kind == RST_STREAM);
-        }
-        assert_eq!(refusals(&server, "concurrent_probes"), 24);
-        let message = frame(DATA, END_STREAM, 101, &[0; 5]);
-        connection.call_method_with(101, CHECK, &message).unwrap();
-        let answer = std::iter::from_fn(|| connection.next()).find(|frame| frame.stream == 101);
-        assert_eq!(answer.map(|frame| (frame.kind, frame.flags & END_STREAM)), Some((HEADERS, 0)), "{path}");
-        assert!(Client::connect(server.grpc_port()).is_serving("").unwrap());
-        assert_serves(&server);
+fn health_checks_beyond_their_reserve_are_refused() {
+    const RESERVE: u32 = 256;
+    let server = server().env("TOLLKEEPER_MAX_CONCURRENT_REQUESTS", "10").start();
+    let mut connection = Http2Connection::connect(server.grpc_port());
+    let (watches, all) = (RESERVE + 10, RESERVE + 20);
+    for stream in (1..2 * all).step_by(2) {
+        let path = if stream < 2 * watches { WATCH } else { CHECK };
+        connection.call_method_with(stream, path, &frame(DATA, END_STREAM, stream, &[0; 5])).unwrap();
     }
+    let (mut answered, mut refused) = responses(&mut connection, (1..2 * all).step_by(2));
+    answered.sort_unstable();
+    refused.sort_unstable();
+    assert_eq!((answered.last(), refused.first()), (Some(&(2 * watches - 1)), Some(&(2 * watches + 1))));
+    assert_eq!(refusals(&server, "concurrent_requests"), 10);
+    // A place that becomes free is for a health check, not for a decision.
+    connection.send(RST_STREAM, 0, 1, &[0; 4]).unwrap();
+    let client = Client::connect(server.grpc_port());
+    wait_for("a place", || client.is_serving("").ok());
+    let decision = client.call(&rate_limit_request("shop", &[("user", "ann")]));
+    assert_eq!(decision.unwrap_err().code(), Code::ResourceExhausted);
 }
 
 #[test]

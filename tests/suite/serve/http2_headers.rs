@@ -227,7 +227,8 @@ fn half_sent_calls_do_not_keep_the_frames_of_their_headers() {
         assert_eq!(finish(frames, 2001), CallEnd::Decided);
     }
     let used_mib = server.peak_mib() - before_mib;
-    assert!(used_mib < 25, "{used_mib} MiB after {before_mib}");
+    // 4000 frames would take 60 MiB.
+    assert!(used_mib < 45, "{used_mib} MiB after {before_mib}");
 }
 
 #[test]

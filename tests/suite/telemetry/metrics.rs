@@ -205,12 +205,10 @@ tollkeeper_metric_series_overflow_total 0
 tollkeeper_overload_refusals_total{reason="buffered_bytes"} 0
 tollkeeper_overload_refusals_total{reason="buffered_bytes_per_address"} 0
 tollkeeper_overload_refusals_total{reason="buffered_bytes_per_connection"} 0
-tollkeeper_overload_refusals_total{reason="concurrent_probes"} 0
 tollkeeper_overload_refusals_total{reason="concurrent_requests"} 0
 tollkeeper_overload_refusals_total{reason="concurrent_requests_per_address"} 0
 tollkeeper_overload_refusals_total{reason="frames"} 0
 tollkeeper_overload_refusals_total{reason="message_timeout"} 0
-tollkeeper_overload_refusals_total{reason="page_bytes"} 0
 tollkeeper_policy_verdicts_total{policy="allow"} 0
 tollkeeper_policy_verdicts_total{policy="deny"} 0
 tollkeeper_policy_verdicts_total{policy="error"} 0

@@ -179,11 +179,15 @@ impl ResponseData {
     ///
     /// # Errors
     /// Too many bytes wait for the client.
-    pub(super) fn for_request(bytes: Bytes, permit: RequestPermit) -> Result<Self, Status> {
-        match BufferedBytes::reserve_for_response(permit.connection_permit(), bytes.len()) {
-            Ok(buffered) => Ok(Self { bytes, _permit: Some(permit), _buffered: buffered, _part: None }),
+    pub(super) fn for_request(
+        bytes: Bytes,
+        connection: &Arc<ConnectionPermit>,
+        permit: Option<RequestPermit>,
+    ) -> Result<Self, Status> {
+        match BufferedBytes::reserve_for_response(connection, bytes.len()) {
+            Ok(buffered) => Ok(Self { bytes, _permit: permit, _buffered: buffered, _part: None }),
             Err(limit) => {
-                permit.connection_permit().record_refusal(limit);
+                connection.record_refusal(limit);
                 Err(build_too_many_bytes_status())
             }
         }

@@ -1,4 +1,4 @@
-//! `/live`: values, bound on listeners, and what a listener that does not read can do.
+//! `/live`: values, and when its stream ends.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{Ipv4Addr, TcpStream};
@@ -19,12 +19,7 @@ struct Listener(BufReader<TcpStream>);
 impl Listener {
     /// Connects and reads the head of the response.
     fn connect(server: &Tollkeeper) -> Self {
-        Self::connect_from(server, Ipv4Addr::LOCALHOST)
-    }
-
-    /// Connects from an address.
-    fn connect_from(server: &Tollkeeper, source: Ipv4Addr) -> Self {
-        let mut stream = http::connect(server.debug_port(), source).unwrap();
+        let mut stream = http::connect(server.debug_port(), Ipv4Addr::LOCALHOST).unwrap();
         stream.write_all(b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n").unwrap();
         let mut listener = Self(BufReader::new(stream));
         let mut head = String::new();
@@ -101,29 +96,6 @@ fn local_decisions_are_split_into_passed_and_rejected() {
         history["limits"][name].as_array().unwrap().iter().map(|count| count.as_u64().unwrap()).sum::<u64>()
     };
     assert_eq!((sum("matched"), sum("passed"), sum("rejected")), (5, 3, 2), "{history}");
-}
-
-/// A client that opens many, also from this machine, keeps no console out.
-#[test]
-fn new_listener_ends_the_oldest_of_the_client_with_most() {
-    const MAX_SUBSCRIBERS: usize = 64;
-    let server = server().start();
-    let [first, second, third] = [1, 2, 3].map(|last| Ipv4Addr::new(127, 0, 0, last));
-    let mut crowd: Vec<_> = (1..MAX_SUBSCRIBERS).map(|_| Listener::connect_from(&server, first)).collect();
-    let mut others = [second, third, first].map(|client| Listener::connect_from(&server, client));
-    for (index, listener) in crowd.iter_mut().enumerate() {
-        // A displaced one may have had some before. The others go on after all came.
-        let events = std::iter::from_fn(|| listener.next()).take(if index < 2 { 100 } else { 2 }).count();
-        assert!(if index < 2 { events < 100 } else { events == 2 }, "listener {index} had {events} events");
-    }
-    others.iter_mut().for_each(|listener| assert!(listener.next().is_some() && listener.next().is_some()));
-    // Places of listeners that are gone are free again, so nobody else ends.
-    drop(crowd);
-    wait_for("the server to notice", || {
-        let mut again: Vec<_> = (0..8).map(|_| Listener::connect_from(&server, first)).collect();
-        again.iter_mut().all(|listener| listener.next().is_some()).then_some(())
-    });
-    others.iter_mut().for_each(|listener| assert!(listener.next().is_some()));
 }
 
 #[test]
