@@ -129,7 +129,7 @@ pub async fn run_server(settings: Settings, source: SourceConfig) -> Result<(), 
     background.spawn(measure_task_lag());
     listeners.log_start(&build_start_summary(&settings, &service));
     let mut serving = listeners
-        .start_serving(&settings.grpc, state, &grpc_health, &stopping)
+        .start_serving(&settings, &state, &grpc_health, &stopping)
         .map_err(error_naming_resource("the listeners"))?;
 
     serve_until_stopped(&mut signals, &reload, &mut serving).await?;

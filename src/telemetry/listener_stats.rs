@@ -13,18 +13,33 @@ use crate::base::named_enum::named_enum;
 /// Counters of all listeners.
 #[derive(Debug, Default)]
 pub struct StatsByListener {
-    /// Rate limit service over gRPC.
-    pub grpc: ListenerStats,
-    /// `/json` and the health pages.
-    pub http: ListenerStats,
-    /// Debug pages.
-    pub debug: ListenerStats,
-    /// Metrics for Prometheus.
-    pub prometheus: ListenerStats,
+    listeners: [ListenerStats; ListenerKind::ALL.len()],
     rejected_connections: AtomicU64,
     refusals: [AtomicU64; ExceededLimit::ALL.len()],
     /// Expiry of the certificates that this process presents to servers; 0 without a certificate.
     client_certificates_not_after: [AtomicI64; OutgoingTlsConnection::ALL.len()],
+}
+
+named_enum! {
+    /// The listener that a connection came to, with its name in metrics and logs.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum ListenerKind {
+        /// Rate limit service over gRPC.
+        Grpc = "grpc",
+        /// `/json` and the health pages.
+        Http = "http",
+        /// Debug pages for operators.
+        Debug = "debug",
+        /// Metrics for Prometheus.
+        Prometheus = "prometheus",
+    }
+}
+
+impl ListenerKind {
+    /// True for listeners that clients use, false for those of operators.
+    pub const fn serves_clients(self) -> bool {
+        matches!(self, Self::Grpc | Self::Http)
+    }
 }
 
 named_enum! {
@@ -102,9 +117,14 @@ pub struct ListenerStats {
 pub static RESET_STREAMS: AtomicU64 = AtomicU64::new(0);
 
 impl StatsByListener {
+    /// Counters of a listener.
+    pub const fn of_listener(&self, kind: ListenerKind) -> &ListenerStats {
+        &self.listeners[kind as usize]
+    }
+
     /// Returns the listeners with their names.
-    pub fn named_listeners(&self) -> [(&'static str, &ListenerStats); 4] {
-        [("grpc", &self.grpc), ("http", &self.http), ("debug", &self.debug), ("prometheus", &self.prometheus)]
+    pub fn named_listeners(&self) -> impl Iterator<Item = (&'static str, &ListenerStats)> {
+        ListenerKind::ALL.into_iter().map(|kind| (kind.name(), self.of_listener(kind)))
     }
 
     /// Counts a connection that a connection limit rejected.

@@ -274,8 +274,7 @@ impl OwnAlarms {
             self.add("late", text);
         }
         let now_s = i64::try_from(collector.service.clock.now().as_micros() / 1_000_000).unwrap_or(i64::MAX);
-        let listeners = collector.listeners.named_listeners().into_iter();
-        let of_listeners = listeners.filter_map(|(name, stats)| {
+        let of_listeners = collector.listeners.named_listeners().filter_map(|(name, stats)| {
             Some((format!("the {name} listener"), "clients, such as Envoy", stats.certificate_not_after()?))
         });
         let of_clients = OutgoingTlsConnection::ALL.into_iter().filter_map(|client| {

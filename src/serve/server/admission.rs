@@ -26,33 +26,10 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::base::client_network::client_network;
 use crate::base::clock::Clock;
-use crate::base::named_enum::named_enum;
 use crate::base::sharded::lock_ignoring_poison;
 use crate::settings::client_limits::ClientLimits;
-use crate::telemetry::listener_stats::{ExceededLimit, ListenerStats, StatsByListener};
+use crate::telemetry::listener_stats::{ExceededLimit, ListenerKind, ListenerStats, StatsByListener};
 use crate::telemetry::log_throttle::LogThrottle;
-
-named_enum! {
-    /// The listener that a connection came to, with its name in metrics and logs.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    pub(super) enum ListenerKind {
-        /// Rate limit service over gRPC.
-        Grpc = "grpc",
-        /// `/json` and the health pages.
-        Http = "http",
-        /// Debug pages for operators.
-        Debug = "debug",
-        /// Metrics for Prometheus.
-        Prometheus = "prometheus",
-    }
-}
-
-impl ListenerKind {
-    /// True for listeners that clients use, false for those of operators.
-    pub(super) const fn serves_clients(self) -> bool {
-        matches!(self, Self::Grpc | Self::Http)
-    }
-}
 
 /// Limits and counters that all listeners share.
 #[derive(Debug)]
@@ -160,13 +137,7 @@ impl AdmissionLimits {
 impl ListenerAdmission {
     /// Counters of this listener.
     pub(super) fn stats(&self) -> &ListenerStats {
-        let stats = &self.limits.stats;
-        match self.kind {
-            ListenerKind::Grpc => &stats.grpc,
-            ListenerKind::Http => &stats.http,
-            ListenerKind::Debug => &stats.debug,
-            ListenerKind::Prometheus => &stats.prometheus,
-        }
+        self.limits.stats.of_listener(self.kind)
     }
 
     /// The listener that is guarded.

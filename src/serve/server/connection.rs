@@ -41,9 +41,7 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tokio_io_timeout::TimeoutWriter;
 
-use super::admission::{
-    BufferedBytes, ConnectionPermit, ListenerAdmission, ListenerKind, build_too_many_bytes_http_response,
-};
+use super::admission::{BufferedBytes, ConnectionPermit, ListenerAdmission, build_too_many_bytes_http_response};
 use super::coalesced_writer::CoalescedWriter;
 use super::http2::{GracefulConnection, Http2Server};
 use super::tls::{ReloadingTls, log_handshake_failure};
@@ -51,6 +49,7 @@ use crate::base::random::random_fraction;
 use crate::serve::http::admin_token::ClientAddress;
 use crate::settings::client_limits::ClientLimits;
 use crate::settings::grpc::GrpcSettings;
+use crate::telemetry::listener_stats::ListenerKind;
 
 /// Address of the other end of an accepted connection.
 pub(super) trait PeerAddr {

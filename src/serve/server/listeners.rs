@@ -17,14 +17,13 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use axum::Router;
 use axum::serve::{Listener, ListenerExt as _};
 use rustix::io::Errno;
 use socket2::{Domain, Protocol, SockAddr, SockRef, Socket, Type};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use super::admission::{AdmissionLimits, ListenerKind};
+use super::admission::AdmissionLimits;
 use super::connection::{ConnectionPolicy, ListenerGuards};
 use super::error::StartupError;
 use super::http2::Http2Server;
@@ -37,12 +36,8 @@ use crate::serve::quota::method::{add_refusal_to_router, add_to_router};
 use crate::serve::{grpc, http};
 use crate::settings::Settings;
 use crate::settings::address::{Address, Host};
-use crate::settings::client_limits::ClientLimits;
-use crate::settings::grpc::GrpcSettings;
 use crate::settings::listeners::GrpcListenAddress;
-use crate::settings::problem::UnusableSetting;
-use crate::settings::tls::ListenerTls;
-use crate::telemetry::listener_stats::StatsByListener;
+use crate::telemetry::listener_stats::{ListenerKind, StatsByListener};
 use crate::telemetry::logs::LIFECYCLE_TARGET;
 
 /// Facts for the log line "serving" at the start, beside the addresses.
@@ -55,124 +50,82 @@ pub(super) struct StartSummary {
     pub(super) has_admin_token: bool,
 }
 
-/// Bound sockets that do not listen yet.
+/// Bound sockets of all listeners, which do not listen yet.
 #[derive(Debug)]
-pub(super) struct BoundListeners {
-    grpc: GrpcListenerSocket,
-    grpc_guards: ListenerGuards,
-    http: HttpListenerSocket,
-    debug: HttpListenerSocket,
-    prometheus: Option<HttpListenerSocket>,
-    bounds: ClientLimits,
-}
+pub(super) struct BoundListeners(Vec<BoundListener>);
 
-/// Admission limits of each listener, and the certificates of those that have TLS.
+/// Bound socket of a listener, with its guards.
 #[derive(Debug)]
-pub(super) struct GuardsByListener {
-    grpc: ListenerGuards,
-    http: ListenerGuards,
-    debug: ListenerGuards,
-    prometheus: ListenerGuards,
-}
-
-/// Bound socket of an HTTP listener, with its guards.
-#[derive(Debug)]
-struct HttpListenerSocket {
-    listener: TcpListener,
+struct BoundListener {
+    socket: ListenerSocket,
     guards: ListenerGuards,
 }
 
-/// Bound socket of the gRPC listener; a Unix socket with its path.
+/// Bound socket; a Unix socket with its path.
 #[derive(Debug)]
-enum GrpcListenerSocket {
+enum ListenerSocket {
     Tcp(TcpListener),
     Unix(UnixListener, PathBuf),
 }
 
-impl GuardsByListener {
-    /// Builds the admission limits of all listeners, and loads the certificates of those that have TLS.
-    ///
-    /// # Errors
-    /// All certificates that cannot be used.
-    pub(super) fn load_guards_and_certificates(
-        settings: &Settings,
-        stats: &Arc<StatsByListener>,
-    ) -> Result<Self, Vec<StartupError>> {
-        let limits = Arc::new(AdmissionLimits::new(settings.client_limits, Arc::clone(stats)));
-        let plaintext = |kind| ListenerGuards { admission: limits.build_listener_admission(kind), tls: None };
-        let guards = |kind, tls: Option<&ListenerTls>| -> Result<ListenerGuards, UnusableSetting> {
-            let admission = limits.build_listener_admission(kind);
-            let tls = tls.map(|tls| ReloadingTls::load(tls, &admission)).transpose()?;
-            Ok(ListenerGuards { admission, tls: tls.map(Arc::new) })
+/// Builds the admission limits of all kinds of listeners, and loads the certificates of those that have TLS.
+///
+/// # Errors
+/// All certificates that cannot be used.
+pub(super) fn load_guards_and_certificates(
+    settings: &Settings,
+    stats: &Arc<StatsByListener>,
+) -> Result<Vec<ListenerGuards>, Vec<StartupError>> {
+    let limits = Arc::new(AdmissionLimits::new(settings.client_limits, Arc::clone(stats)));
+    let (mut guards, mut errors) = (Vec::new(), Vec::new());
+    for kind in ListenerKind::ALL {
+        let admission = limits.build_listener_admission(kind);
+        let tls = match kind {
+            ListenerKind::Grpc => settings.listeners.grpc_tls.as_ref(),
+            ListenerKind::Http => settings.listeners.http_tls.as_ref(),
+            ListenerKind::Debug | ListenerKind::Prometheus => None,
         };
-        let grpc = guards(ListenerKind::Grpc, settings.listeners.grpc_tls.as_ref());
-        let http = guards(ListenerKind::Http, settings.listeners.http_tls.as_ref());
-        match (grpc, http) {
-            (Ok(grpc), Ok(http)) => Ok(Self {
-                grpc,
-                http,
-                debug: plaintext(ListenerKind::Debug),
-                prometheus: plaintext(ListenerKind::Prometheus),
-            }),
-            (grpc, http) => Err([grpc.err(), http.err()].into_iter().flatten().map(StartupError::from).collect()),
+        match tls.map(|tls| ReloadingTls::load(tls, &admission)).transpose() {
+            Ok(tls) => guards.push(ListenerGuards { admission, tls: tls.map(Arc::new) }),
+            Err(unusable) => errors.push(unusable.into()),
         }
     }
+    if errors.is_empty() { Ok(guards) } else { Err(errors) }
 }
 
 impl BoundListeners {
-    /// Binds the sockets of all listeners.
+    /// Binds the sockets of all listeners that are on.
     ///
     /// # Errors
     /// The first socket that cannot be bound.
-    pub(super) fn open_all(settings: &Settings, guards: GuardsByListener) -> Result<Self, StartupError> {
-        let open = |listener: ListenerAddress<'_>| {
-            let bound = open_first_address(listener.address, |address| Ok(bind_tcp(address)?.into()));
-            bound.map_err(|error| listener.build_startup_error(error))
-        };
-        let grpc = match &settings.listeners.grpc {
-            GrpcListenAddress::Tcp(address) => GrpcListenerSocket::Tcp(open(grpc_address(address))?),
-            GrpcListenAddress::Unix(path) => {
-                let listener = bind_unix(path).map_err(|error| build_unix_socket_error(path, error))?;
-                GrpcListenerSocket::Unix(listener, path.clone())
+    pub(super) fn open_all(settings: &Settings, guards: Vec<ListenerGuards>) -> Result<Self, StartupError> {
+        let mut listeners = Vec::new();
+        for guards in guards {
+            if let Some(address) = find_listener_address(settings, guards.admission.kind()) {
+                let socket = address.bind().map_err(|error| address.build_startup_error(error))?;
+                listeners.push(BoundListener { socket, guards });
             }
-        };
-        let GuardsByListener { grpc: grpc_guards, http, debug, prometheus } = guards;
-        Ok(Self {
-            grpc,
-            grpc_guards,
-            http: HttpListenerSocket { listener: open(http_address(settings))?, guards: http },
-            debug: HttpListenerSocket { listener: open(debug_address(settings))?, guards: debug },
-            prometheus: match prometheus_address(settings) {
-                Some(listener) => Some(HttpListenerSocket { listener: open(listener)?, guards: prometheus }),
-                None => None,
-            },
-            bounds: settings.client_limits,
-        })
+        }
+        Ok(Self(listeners))
     }
 
     /// Starts the tasks that reload certificates.
     pub(super) fn watch_certificates(&self, background: &mut JoinSet<()>) {
-        for tls in [&self.grpc_guards.tls, &self.http.guards.tls].into_iter().flatten() {
+        for tls in self.0.iter().filter_map(|listener| listener.guards.tls.as_ref()) {
             background.spawn(Arc::clone(tls).watch_files());
         }
     }
 
     /// Logs the addresses that are listened on, and that other machines reach the debug listener if they do.
     pub(super) fn log_start(&self, start: &StartSummary) {
-        let grpc = match &self.grpc {
-            GrpcListenerSocket::Tcp(listener) => format_local_address(listener),
-            GrpcListenerSocket::Unix(_, path) => path.display().to_string(),
-        };
-        let http = format_local_address(&self.http.listener);
-        // Not named `debug`, which is a function in the macro's scope.
-        let debug_pages = format_local_address(&self.debug.listener);
-        let prometheus = self.prometheus.as_ref();
-        let prometheus = prometheus.map_or_else(|| "off".to_owned(), |socket| format_local_address(&socket.listener));
+        let socket = |kind| Some(&self.0.iter().find(|listener| listener.guards.admission.kind() == kind)?.socket);
+        let [grpc, http, debug_pages, prometheus] =
+            ListenerKind::ALL.map(|kind| socket(kind).map_or_else(|| "off".to_owned(), ListenerSocket::format_address));
         tracing::info!(
             target: LIFECYCLE_TARGET,
             grpc, http, debug = debug_pages, prometheus, rules = start.rules, counters = start.counters, "serving"
         );
-        if !self.debug.listener.local_addr().is_ok_and(|address| address.ip().to_canonical().is_loopback()) {
+        if !socket(ListenerKind::Debug).is_some_and(ListenerSocket::is_loopback) {
             tracing::warn!(
                 debug = debug_pages,
                 has_admin_token = start.has_admin_token,
@@ -182,60 +135,85 @@ impl BoundListeners {
         }
     }
 
-    /// Listens on all sockets: who is answered on one finds the others open.
-    fn listen_on_all(&self) -> io::Result<()> {
-        match &self.grpc {
-            GrpcListenerSocket::Tcp(listener) => SockRef::from(listener).listen(ACCEPT_BACKLOG)?,
-            GrpcListenerSocket::Unix(listener, _) => SockRef::from(listener).listen(ACCEPT_BACKLOG)?,
-        }
-        let pages = [Some(&self.http), Some(&self.debug), self.prometheus.as_ref()];
-        pages.into_iter().flatten().try_for_each(|page| SockRef::from(&page.listener).listen(ACCEPT_BACKLOG))
-    }
-
     /// Listens, and starts a task per listener, which serves until `stopping` turns true and its connections are closed.
     pub(super) fn start_serving(
         self,
-        settings: &GrpcSettings,
-        state: AppState,
+        settings: &Settings,
+        state: &AppState,
         health: &GrpcHealth,
         stopping: &watch::Receiver<bool>,
     ) -> io::Result<JoinSet<()>> {
-        self.listen_on_all()?;
+        // All before any serves: who is answered on one finds the others open.
+        self.0.iter().try_for_each(|listener| listener.socket.listen())?;
         let mut serving = JoinSet::new();
-        let bounds = &self.bounds;
-        let service = &state.collector.service;
-        let method = ShouldRateLimitMethod::new(Arc::clone(service), settings.max_message_bytes);
-        let router = grpc::build_router_of_other_methods(settings, health, service);
-        let router = match &state.collector.quota {
-            Some(quota) => add_to_router(router, quota),
-            None => add_refusal_to_router(router, service),
-        };
-        let http2 = Http2Server::new(bounds, settings, method, router);
-        let policy = ConnectionPolicy::for_grpc(bounds, settings, http2);
-        match self.grpc {
-            GrpcListenerSocket::Tcp(listener) => serving.spawn(policy.accept_connections(
-                set_nodelay_on_accept(listener)?,
-                self.grpc_guards,
-                stopping.clone(),
-            )),
-            GrpcListenerSocket::Unix(listener, _) => {
-                let listener = tokio::net::UnixListener::from_std(listener)?;
-                serving.spawn(policy.accept_connections(listener, self.grpc_guards, stopping.clone()))
-            }
-        };
-        let mut serve_pages =
-            |HttpListenerSocket { listener, guards }: HttpListenerSocket, pages: Router| -> io::Result<()> {
-                let policy = ConnectionPolicy::for_http(bounds, guards.admission.kind(), guards.tls.is_some(), pages);
-                serving.spawn(policy.accept_connections(set_nodelay_on_accept(listener)?, guards, stopping.clone()));
-                Ok(())
+        let bounds = &settings.client_limits;
+        for BoundListener { socket, guards } in self.0 {
+            let (kind, has_tls) = (guards.admission.kind(), guards.tls.is_some());
+            let policy = match kind {
+                ListenerKind::Grpc => {
+                    let http2 = build_grpc_server(settings, state, health);
+                    ConnectionPolicy::for_grpc(bounds, &settings.grpc, http2)
+                }
+                ListenerKind::Http => {
+                    ConnectionPolicy::for_http(bounds, kind, has_tls, http::build_http_router(state.clone()))
+                }
+                ListenerKind::Debug => {
+                    ConnectionPolicy::for_http(bounds, kind, has_tls, http::build_debug_router(state.clone()))
+                }
+                ListenerKind::Prometheus => {
+                    ConnectionPolicy::for_http(bounds, kind, has_tls, metrics_pages::build_metrics_router(state))
+                }
             };
-        if let Some(prometheus) = self.prometheus {
-            serve_pages(prometheus, metrics_pages::build_metrics_router(&state))?;
+            match socket {
+                ListenerSocket::Tcp(listener) => {
+                    serving.spawn(policy.accept_connections(set_nodelay_on_accept(listener)?, guards, stopping.clone()))
+                }
+                ListenerSocket::Unix(listener, _) => {
+                    let listener = tokio::net::UnixListener::from_std(listener)?;
+                    serving.spawn(policy.accept_connections(listener, guards, stopping.clone()))
+                }
+            };
         }
-        serve_pages(self.http, http::build_http_router(state.clone()))?;
-        serve_pages(self.debug, http::build_debug_router(state))?;
         Ok(serving)
     }
+}
+
+impl ListenerSocket {
+    fn listen(&self) -> io::Result<()> {
+        match self {
+            Self::Tcp(listener) => SockRef::from(listener).listen(ACCEPT_BACKLOG),
+            Self::Unix(listener, _) => SockRef::from(listener).listen(ACCEPT_BACKLOG),
+        }
+    }
+
+    fn format_address(&self) -> String {
+        match self {
+            Self::Tcp(listener) => {
+                listener.local_addr().map_or_else(|error| error.to_string(), |address| address.to_string())
+            }
+            Self::Unix(_, path) => path.display().to_string(),
+        }
+    }
+
+    /// True if only this machine can connect.
+    fn is_loopback(&self) -> bool {
+        match self {
+            Self::Tcp(listener) => listener.local_addr().is_ok_and(|address| address.ip().to_canonical().is_loopback()),
+            Self::Unix(..) => true,
+        }
+    }
+}
+
+/// Builds the server of the gRPC listener with all its services.
+fn build_grpc_server(settings: &Settings, state: &AppState, health: &GrpcHealth) -> Http2Server {
+    let service = &state.collector.service;
+    let method = ShouldRateLimitMethod::new(Arc::clone(service), settings.grpc.max_message_bytes);
+    let router = grpc::build_router_of_other_methods(&settings.grpc, health, service);
+    let router = match &state.collector.quota {
+        Some(quota) => add_to_router(router, quota),
+        None => add_refusal_to_router(router, service),
+    };
+    Http2Server::new(&settings.client_limits, &settings.grpc, method, router)
 }
 
 /// Sets TCP_NODELAY on accepted connections, so that small responses are sent at once.
@@ -244,80 +222,73 @@ fn set_nodelay_on_accept(listener: TcpListener) -> io::Result<impl Listener<Addr
     Ok(tokio::net::TcpListener::from_std(listener)?.tap_io(|stream| drop(stream.set_nodelay(true))))
 }
 
-fn format_local_address(listener: &TcpListener) -> String {
-    listener.local_addr().map_or_else(|error| error.to_string(), |address| address.to_string())
-}
-
 /// Address of a listener, with the variables that give it.
 #[derive(Clone, Copy)]
-struct ListenerAddress<'s> {
-    host_setting: &'static str,
-    port_setting: &'static str,
-    address: &'s Address,
+enum ListenerAddress<'s> {
+    Tcp {
+        host_setting: &'static str,
+        port_setting: &'static str,
+        address: &'s Address,
+    },
+    /// Path of a Unix socket.
+    Unix(&'s Path),
 }
 
 impl ListenerAddress<'_> {
+    fn bind(self) -> io::Result<ListenerSocket> {
+        match self {
+            Self::Tcp { address, .. } => {
+                open_first_address(address, |address| Ok(ListenerSocket::Tcp(bind_tcp(address)?.into())))
+            }
+            Self::Unix(path) => Ok(ListenerSocket::Unix(bind_unix(path)?, path.to_owned())),
+        }
+    }
+
     /// Error of the address; it names the variable that is at fault: the port if that is in use or not permitted.
-    fn build_startup_error(&self, error: io::Error) -> StartupError {
-        let setting = match error.kind() {
-            io::ErrorKind::AddrInUse | io::ErrorKind::PermissionDenied => self.port_setting,
-            _ => self.host_setting,
+    fn build_startup_error(self, error: io::Error) -> StartupError {
+        let (setting, address) = match self {
+            Self::Tcp { host_setting, port_setting, address } => match error.kind() {
+                io::ErrorKind::AddrInUse | io::ErrorKind::PermissionDenied => (port_setting, address.to_string()),
+                _ => (host_setting, address.to_string()),
+            },
+            Self::Unix(path) => ("GRPC_UDS", path.display().to_string()),
         };
-        StartupError::Listen { setting, address: self.address.to_string(), error }
+        StartupError::Listen { setting, address, error }
     }
 }
 
-/// Error of the path of a Unix socket.
-fn build_unix_socket_error(path: &Path, error: io::Error) -> StartupError {
-    StartupError::Listen { setting: "GRPC_UDS", address: path.display().to_string(), error }
-}
-
-/// Address of the gRPC listener.
-fn grpc_address(address: &Address) -> ListenerAddress<'_> {
-    ListenerAddress { host_setting: "GRPC_HOST", port_setting: "GRPC_PORT", address }
-}
-
-/// Address of the HTTP listener.
-fn http_address(settings: &Settings) -> ListenerAddress<'_> {
-    ListenerAddress { host_setting: "HOST", port_setting: "PORT", address: &settings.listeners.http }
-}
-
-/// Address of the debug listener.
-fn debug_address(settings: &Settings) -> ListenerAddress<'_> {
-    ListenerAddress { host_setting: "DEBUG_HOST", port_setting: "DEBUG_PORT", address: &settings.listeners.debug }
-}
-
-/// Address of the Prometheus listener; `None` if it is off.
-fn prometheus_address(settings: &Settings) -> Option<ListenerAddress<'_>> {
-    let address = &settings.metrics.prometheus.as_ref()?.address;
-    Some(ListenerAddress { host_setting: "PROMETHEUS_ADDR", port_setting: "PROMETHEUS_ADDR", address })
+/// Address of a listener; `None` if it is off.
+fn find_listener_address(settings: &Settings, kind: ListenerKind) -> Option<ListenerAddress<'_>> {
+    let (host_setting, port_setting, address) = match kind {
+        ListenerKind::Grpc => match &settings.listeners.grpc {
+            GrpcListenAddress::Tcp(address) => ("GRPC_HOST", "GRPC_PORT", address),
+            GrpcListenAddress::Unix(path) => return Some(ListenerAddress::Unix(path)),
+        },
+        ListenerKind::Http => ("HOST", "PORT", &settings.listeners.http),
+        ListenerKind::Debug => ("DEBUG_HOST", "DEBUG_PORT", &settings.listeners.debug),
+        ListenerKind::Prometheus => {
+            ("PROMETHEUS_ADDR", "PROMETHEUS_ADDR", &settings.metrics.prometheus.as_ref()?.address)
+        }
+    };
+    Some(ListenerAddress::Tcp { host_setting, port_setting, address })
 }
 
 /// Finds addresses that do not resolve, are not local or not permitted, and ports that two listeners have.
 pub(super) fn find_address_problems(settings: &Settings) -> Vec<StartupError> {
     let mut problems = Vec::new();
-    let grpc = match &settings.listeners.grpc {
-        GrpcListenAddress::Tcp(address) => Some(grpc_address(address)),
-        GrpcListenAddress::Unix(path) => {
-            problems.extend(try_bind_unix_path(path).err().map(|error| build_unix_socket_error(path, error)));
-            None
-        }
-    };
-    let all = [grpc, Some(http_address(settings)), Some(debug_address(settings)), prometheus_address(settings)];
-    let mut checked: Vec<(ListenerAddress<'_>, SocketAddr)> = Vec::new();
-    for listener in all.into_iter().flatten() {
-        let resolved = match find_bindable_address(listener.address) {
-            Ok(resolved) => resolved,
-            Err(error) => {
-                problems.push(listener.build_startup_error(error));
-                continue;
+    let mut checked: Vec<(&str, SocketAddr)> = Vec::new();
+    for listener in ListenerKind::ALL.into_iter().filter_map(|kind| find_listener_address(settings, kind)) {
+        let mut check = || match listener {
+            ListenerAddress::Unix(path) => try_bind_unix_path(path),
+            ListenerAddress::Tcp { port_setting, address, .. } => {
+                let resolved = find_bindable_address(address)?;
+                let other = checked.iter().find(|(_, other)| addresses_conflict(resolved, *other));
+                let other = other.map(|(setting, _)| format!("{setting} is the same address"));
+                checked.push((port_setting, resolved));
+                other.map_or(Ok(()), |what| Err(io::Error::new(io::ErrorKind::AddrInUse, what)))
             }
         };
-        if let Some((other, _)) = checked.iter().find(|(_, other)| addresses_conflict(resolved, *other)) {
-            let what = format!("{} is the same address", other.port_setting);
-            problems.push(listener.build_startup_error(io::Error::new(io::ErrorKind::AddrInUse, what)));
-        }
-        checked.push((listener, resolved));
+        problems.extend(check().err().map(|error| listener.build_startup_error(error)));
     }
     problems
 }

@@ -8,9 +8,9 @@
 
 use std::sync::Arc;
 
+use super::connection::ListenerGuards;
 use super::error::StartupError;
 use super::listeners;
-use super::listeners::GuardsByListener;
 use super::metrics_push_threads::build_metric_exporter;
 use super::tls::{self, find_expired_certificate};
 use crate::base::threads;
@@ -31,8 +31,8 @@ use crate::telemetry::otlp_metrics::BlockingMetricExporter;
 
 /// What the server needs to start, built from the files that the settings name.
 pub(super) struct StartupResources {
-    /// Admission limits of each listener, and its TLS certificate if it has one.
-    pub(super) guards: GuardsByListener,
+    /// Admission limits of each kind of listener, and its TLS certificate if it has one.
+    pub(super) guards: Vec<ListenerGuards>,
     /// Path and options of the Prometheus page; `None` if the page is off.
     pub(super) prometheus_page: Option<Arc<PrometheusPageConfig>>,
     /// OTLP exporter of spans; `None` if tracing is off.
@@ -56,7 +56,7 @@ impl StartupResources {
     ) -> Result<Self, Vec<StartupError>> {
         let mut errors = listeners::find_address_problems(settings);
         let guards =
-            GuardsByListener::load_guards_and_certificates(settings, stats).map_err(|unusable| errors.extend(unusable));
+            listeners::load_guards_and_certificates(settings, stats).map_err(|unusable| errors.extend(unusable));
         let metrics = &settings.metrics;
         let prometheus_page =
             metrics.prometheus.as_ref().map(|prometheus| PrometheusPageConfig::new(prometheus, &metrics.tags));

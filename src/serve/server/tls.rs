@@ -32,13 +32,13 @@ use rustls::{DistinguishedName, Error, RootCertStore, ServerConfig};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::{Accept, TlsAcceptor};
 
-use super::admission::{ListenerAdmission, ListenerKind};
+use super::admission::ListenerAdmission;
 use crate::base::clock::Clock;
 use crate::settings::PresentedCertificate;
 use crate::settings::pem::{PemFile, parse_not_after};
 use crate::settings::problem::UnusableSetting;
 use crate::settings::tls::{ClientAuth, ListenerTls, RequiredSan, forward_signature_checks};
-use crate::telemetry::listener_stats::{OutgoingTlsConnection, StatsByListener};
+use crate::telemetry::listener_stats::{ListenerKind, OutgoingTlsConnection, StatsByListener};
 use crate::telemetry::log_throttle::LogThrottle;
 use crate::telemetry::logs::LIFECYCLE_TARGET;
 
