@@ -9,7 +9,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use tokio::time::sleep;
 
@@ -20,12 +19,14 @@ use crate::decide::log::record::{EntryRecord, OverrideRecord};
 use crate::limit::request::{Descriptor, Entry, Hits, Request};
 use crate::serve::grpc::service::{DEFAULT_CALLER_DEADLINE, RateLimitService};
 use crate::settings::fleet::FleetRedis;
-use crate::store::client::redis::key_connection::{KeyCommandError, KeyOwnerConnection};
-use crate::store::client::redis::resp::{Reply, reply_bytes, time_in_reply};
+use crate::store::client::redis::key_connection::KeyCommandError;
+use crate::store::client::redis::stream_reader::StreamReader;
 use crate::telemetry::log_throttle::LogThrottle;
 
 /// Time before the current one at which reading of the stream begins, so that a new connection misses no entry.
-const READ_START_OVERLAP_MS: u64 = 2000;
+const READ_START_OVERLAP: Duration = Duration::from_secs(2);
+/// Maximum number of entries that one command reads.
+const MAX_ENTRIES_PER_READ: usize = 16;
 /// Pause after entries, which bounds what a flood of them costs.
 const PAUSE_AFTER_ENTRIES: Duration = Duration::from_millis(20);
 /// Pause after a failure.
@@ -34,10 +35,6 @@ const READ_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 const READ_RETRY_INTERVAL_AFTER_REFUSAL: Duration = Duration::from_secs(5);
 /// Shortest time between two equal log lines.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
-/// Time for which Redis holds a read while there are no entries.
-const XREAD_BLOCK_TIME: Duration = Duration::from_secs(5);
-/// Upper bound on the wait for a reply, beyond [`XREAD_BLOCK_TIME`].
-const REPLY_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum number of descriptors of an entry; `/reset` takes no more.
 const MAX_DESCRIPTORS: usize = 100;
 
@@ -72,26 +69,14 @@ pub(super) fn encode_reset(request: &Request<'_>) -> Vec<u8> {
     serde_json::to_vec(&ResetMessage { domain: request.domain.to_owned(), descriptors }).unwrap_or_default()
 }
 
-/// Entry of the stream of resets in Redis.
-#[derive(Debug)]
-struct ResetEntry {
-    id: Vec<u8>,
-    /// Authenticated message.
-    sealed: Vec<u8>,
-}
-
 /// Reads the stream, over a connection of its own.
 #[derive(Debug)]
-pub(super) struct ResetReader {
-    connection: KeyOwnerConnection,
-    key: Bytes,
-}
+pub(super) struct ResetReader(StreamReader);
 
 impl ResetReader {
     /// Starts to look for the server. Needs a tokio runtime.
     pub(super) fn start(redis: &FleetRedis) -> Self {
-        let key = FleetRedisKeys::new(&redis.key_prefix).resets;
-        Self { connection: KeyOwnerConnection::start(&redis.deployment, &key), key }
+        Self(StreamReader::start(&redis.deployment, FleetRedisKeys::new(&redis.key_prefix).resets))
     }
 
     /// Drops what this process caches about counters that others reset, for ever.
@@ -104,7 +89,7 @@ impl ResetReader {
         loop {
             // Entries may be lost or unreadable: begin at the current time again.
             let end = self
-                .follow_resets_from_now(|entry| apply_reset_to_caches(&service, entry, authentication.as_ref()))
+                .follow_resets_from_now(|sealed| apply_reset_to_caches(&service, sealed, authentication.as_ref()))
                 .await;
             let is_transient = end.as_ref().err().is_none_or(KeyCommandError::is_transient);
             if let Err(error) = end
@@ -118,46 +103,23 @@ impl ResetReader {
         }
     }
 
-    /// Passes entries of the stream, from about now on, to `apply` until Redis fails.
-    async fn follow_resets_from_now(&mut self, apply: impl Fn(&ResetEntry)) -> Result<(), KeyCommandError> {
-        let reply = self.connection.call(&[b"TIME"], REPLY_TIMEOUT).await?;
-        let milliseconds = time_in_reply(&reply).unwrap_or_default().as_micros() / 1000;
-        let mut last = format!("{}-0", milliseconds.saturating_sub(READ_START_OVERLAP_MS)).into_bytes();
+    /// Passes messages of the stream, from about now on, to `apply` until Redis fails.
+    async fn follow_resets_from_now(&mut self, apply: impl Fn(&[u8])) -> Result<(), KeyCommandError> {
+        let mut last = self.0.read_recent_id(READ_START_OVERLAP).await?;
         loop {
-            let entries = self.read_next_entries(&last).await?;
-            entries.iter().for_each(&apply);
+            let entries = self.0.read_after(&last, MAX_ENTRIES_PER_READ).await?;
+            entries.iter().for_each(|entry| apply(&entry.value));
             if let Some(newest) = entries.into_iter().next_back() {
                 last = newest.id;
                 sleep(PAUSE_AFTER_ENTRIES).await;
             }
         }
     }
-
-    /// Waits up to [`XREAD_BLOCK_TIME`] for entries after `last`, and returns them in their order.
-    async fn read_next_entries(&mut self, last: &[u8]) -> Result<Vec<ResetEntry>, KeyCommandError> {
-        let block = XREAD_BLOCK_TIME.as_millis().to_string();
-        let words: [&[u8]; 8] = [b"XREAD", b"COUNT", b"16", b"BLOCK", block.as_bytes(), b"STREAMS", &self.key, last];
-        let reply = self.connection.call(&words, XREAD_BLOCK_TIME + REPLY_TIMEOUT).await?;
-        // One stream: its key, and its entries, each an id and a list of names and values.
-        let streams = as_array(&reply).unwrap_or_default();
-        let entries = streams.first().and_then(|stream| as_array(as_array(stream)?.get(1)?)).unwrap_or_default();
-        let entry = |entry: &Reply| {
-            let [id, fields] = as_array(entry)? else { return None };
-            let sealed = as_array(fields).and_then(|fields| reply_bytes(fields.get(1)?)).unwrap_or_default().to_vec();
-            Some(ResetEntry { id: reply_bytes(id)?.to_vec(), sealed })
-        };
-        Ok(entries.iter().filter_map(entry).collect())
-    }
 }
 
-fn as_array(reply: &Reply) -> Option<&[Reply]> {
-    if let Reply::Array(parts) = reply { Some(parts) } else { None }
-}
-
-/// Drops what this process caches about the counters of an entry; ignores an entry that is not authentic.
-fn apply_reset_to_caches(service: &RateLimitService, entry: &ResetEntry, key: Option<&AuthenticationKey>) {
-    let Ok(Ok(message)) = check_authentication_code(&entry.sealed, key).map(serde_json::from_slice::<ResetMessage<'_>>)
-    else {
+/// Drops what this process caches about the counters of a sealed message; ignores one that is not authentic.
+fn apply_reset_to_caches(service: &RateLimitService, sealed: &[u8], key: Option<&AuthenticationKey>) {
+    let Ok(Ok(message)) = check_authentication_code(sealed, key).map(serde_json::from_slice::<ResetMessage<'_>>) else {
         return;
     };
     if message.descriptors.len() > MAX_DESCRIPTORS {

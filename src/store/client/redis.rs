@@ -16,3 +16,4 @@ pub(crate) mod node;
 pub mod deployment;
 pub mod discovery;
 pub mod key_connection;
+pub mod stream_reader;
