@@ -55,41 +55,41 @@ impl StartupResources {
         stats: &Arc<StatsByListener>,
     ) -> Result<Self, Vec<StartupError>> {
         let mut errors = listeners::find_address_problems(settings);
-        let guards =
-            listeners::load_guards_and_certificates(settings, stats).map_err(|unusable| errors.extend(unusable));
+        let guards = take_value(&mut errors, listeners::load_guards_and_certificates(settings, stats));
         let metrics = &settings.metrics;
         let prometheus_page =
             metrics.prometheus.as_ref().map(|prometheus| PrometheusPageConfig::new(prometheus, &metrics.tags));
-        let prometheus_page = prometheus_page.transpose().map_err(|unusable| errors.push(unusable.into()));
-        let exporter = settings.tracing.as_ref().map(build_span_exporter);
-        let exporter = exporter.transpose().map_err(|unusable| errors.push(unusable.into()));
-        let metric_exporter =
-            settings.otlp_metrics.as_ref().map(|otlp| build_metric_exporter(otlp, &metrics.tags)).transpose();
-        let metric_exporter = metric_exporter.map_err(|unusable| errors.push(unusable.into()));
+        let prometheus_page = take_value(&mut errors, prometheus_page.transpose().map_err(Some)).flatten();
+        let exporter = settings.tracing.as_ref().map(build_span_exporter).transpose();
+        let exporter = take_value(&mut errors, exporter.map_err(Some)).flatten();
+        let metric_exporter = settings.otlp_metrics.as_ref().map(|otlp| build_metric_exporter(otlp, &metrics.tags));
+        let metric_exporter = take_value(&mut errors, metric_exporter.transpose().map_err(Some)).flatten();
         let values = settings.decision_log.as_ref().map(log::check_sinks_and_build_value_form).transpose();
-        let values = values.map_err(|unusable| errors.extend(unusable.into_iter().map(StartupError::from)));
+        let values = take_value(&mut errors, values);
         let secret = settings.fleet.secret.as_ref().map(HashKey::load_secret).transpose();
         // If the decision log failed, it has already reported the same key file.
-        let secret = secret.map_err(|unusable| values.is_ok().then(|| errors.push(unusable.into())));
-        match (guards, prometheus_page, exporter, metric_exporter, values, secret) {
-            (
-                Ok(guards),
-                Ok(prometheus_page),
-                Ok(exporter),
-                Ok(metric_exporter),
-                Ok(logged_values),
-                Ok(fleet_secret),
-            ) if errors.is_empty() => Ok(Self {
-                guards,
-                prometheus_page: prometheus_page.map(Arc::new),
-                exporter,
-                metric_exporter,
-                logged_values,
-                fleet_secret,
-            }),
-            _ => Err(errors),
+        let secret = secret.map_err(|unusable| values.is_some().then_some(unusable));
+        let fleet_secret = take_value(&mut errors, secret).flatten();
+        if !errors.is_empty() {
+            return Err(errors);
         }
+        Ok(Self {
+            guards: guards.unwrap_or_default(),
+            prometheus_page: prometheus_page.map(Arc::new),
+            exporter,
+            metric_exporter,
+            logged_values: values.flatten(),
+            fleet_secret,
+        })
     }
+}
+
+/// Value of a result; `None` of an error, which is added to `errors`.
+fn take_value<T, E: Into<StartupError>>(
+    errors: &mut Vec<StartupError>,
+    result: Result<T, impl IntoIterator<Item = E>>,
+) -> Option<T> {
+    result.map_err(|found| errors.extend(found.into_iter().map(Into::into))).ok()
 }
 
 /// Builds the OTLP exporter of spans. Its certificates are read only now, not again when they change.
