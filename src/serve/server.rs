@@ -36,7 +36,7 @@ use tokio::task::JoinSet;
 
 use self::error::ServerError;
 use self::listeners::{BoundListeners, StartSummary};
-use self::metrics_push_threads::{OtlpMetricsThread, StatsdThreadHandle};
+use self::metrics_push_threads::{PeriodicThread, start_otlp_metrics_thread, start_statsd_thread};
 use self::reload::{ReloadTrigger, RuleApplier, RuleUpdater};
 use self::shutdown::DrainingServer;
 use self::startup::StartupResources;
@@ -110,7 +110,7 @@ pub async fn run_server(settings: Settings, source: SourceConfig) -> Result<(), 
     let grpc_health = GrpcHealth::new(Arc::clone(&health), Arc::clone(&service));
     let quota = settings.grpc.quota.map(|bounds| QuotaService::start(Arc::clone(&service), bounds));
     let collector = build_metrics_collector(&settings, &service, &health, &listener_stats, quota.clone());
-    let statsd = StatsdThreadHandle::start(&settings.metrics, collector.clone())
+    let statsd = start_statsd_thread(&settings.metrics, collector.clone())
         .map_err(error_naming_resource("the thread that reports metrics"))?;
     let otlp_metrics = start_metric_export(&settings, metric_exporter, &collector)?;
     let fleet = start_fleet(&settings, collector.clone(), fleet_secret)?;
@@ -316,9 +316,9 @@ fn start_metric_export(
     settings: &Settings,
     exporter: Option<BlockingMetricExporter>,
     collector: &MetricsCollector,
-) -> Result<Option<OtlpMetricsThread>, ServerError> {
+) -> Result<Option<PeriodicThread>, ServerError> {
     let Some((exporter, otlp)) = exporter.zip(settings.otlp_metrics.as_ref()) else { return Ok(None) };
-    let thread = OtlpMetricsThread::start(exporter, otlp.interval, collector.clone());
+    let thread = start_otlp_metrics_thread(exporter, otlp.interval, collector.clone());
     thread.map(Some).map_err(error_naming_resource("the thread that exports metrics"))
 }
 

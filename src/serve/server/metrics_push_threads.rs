@@ -6,7 +6,7 @@
 //! which metrics are unused.
 //!
 //! Decides: intervals and failures of statsd and OTLP metrics.
-//! Decides: how long the end waits for them (`LAST_EXPORT_TIMEOUT`, `LAST_REPORT_TIMEOUT`); sweeps of unused series.
+//! Decides: how long the end waits for them (`LAST_WORK_TIMEOUT`); sweeps of unused series.
 
 use std::io::{self, Write as _};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs as _, UdpSocket};
@@ -27,11 +27,45 @@ use crate::telemetry::log_throttle::LogThrottle;
 use crate::telemetry::metrics::statsd::{NameRewrite, StatsdEncoder, StatsdFormat};
 use crate::telemetry::otlp_metrics::{BlockingMetricExporter, OtlpMetricsOptions};
 
-/// Handle to the thread that reports to statsd and removes unused metrics.
+/// Handle to a thread of low priority that works once in each interval.
 #[derive(Debug)]
-pub(super) struct StatsdThreadHandle {
+pub(super) struct PeriodicThread {
     stop: mpsc::Sender<oneshot::Sender<()>>,
     _thread: JoinHandle<()>,
+}
+
+/// Maximum time of the work at the end.
+const LAST_WORK_TIMEOUT: Duration = Duration::from_secs(1);
+
+impl PeriodicThread {
+    fn start(name: &str, interval: Duration, mut work: impl FnMut() + Send + 'static) -> io::Result<Self> {
+        let (stop, stopped) = mpsc::channel::<oneshot::Sender<()>>();
+        let run = move || {
+            threads::lower_thread_priority();
+            loop {
+                let stopping = match stopped.recv_timeout(interval) {
+                    Ok(done) => Some(done),
+                    Err(RecvTimeoutError::Timeout) => None,
+                    Err(RecvTimeoutError::Disconnected) => return,
+                };
+                work();
+                if let Some(done) = stopping {
+                    // The receiver is gone if the timeout has expired.
+                    let _ = done.send(());
+                    return;
+                }
+            }
+        };
+        Ok(Self { stop, _thread: thread::Builder::new().name(name.to_owned()).spawn(run)? })
+    }
+
+    /// Sends metrics to `receiver` a last time, for at most a second, and stops the thread.
+    pub(super) async fn send_last_metrics(self, receiver: &'static str) {
+        let (done, finished) = oneshot::channel();
+        if self.stop.send(done).is_ok() && tokio::time::timeout(LAST_WORK_TIMEOUT, finished).await.is_err() {
+            tracing::warn!("last metrics not sent: the {receiver} takes longer than 1 s");
+        }
+    }
 }
 
 /// Encoder and socket for one statsd server.
@@ -42,57 +76,26 @@ struct StatsdClient {
 
 /// Interval at which statistics of limits that are no longer used are removed.
 const UNUSED_METRICS_SWEEP_INTERVAL: Duration = Duration::from_secs(10);
-/// Maximum time of the last report.
-const LAST_REPORT_TIMEOUT: Duration = Duration::from_secs(1);
 
-impl StatsdThreadHandle {
-    /// Starts the thread, also if no server is configured: it removes unused metrics.
-    pub(super) fn start(settings: &MetricsSettings, collector: MetricsCollector) -> io::Result<Self> {
-        let servers: Vec<_> = settings.statsd.iter().map(|server| StatsdClient::new(server, &settings.tags)).collect();
-        let interval = if servers.is_empty() { UNUSED_METRICS_SWEEP_INTERVAL } else { settings.flush_interval };
-        let (stop, stopped) = mpsc::channel();
-        let work = move || {
-            threads::lower_thread_priority();
-            send_reports_until_stopped(&collector, servers, interval, &stopped);
-        };
-        let thread = thread::Builder::new().name("statsd".to_owned()).spawn(work)?;
-        Ok(Self { stop, _thread: thread })
-    }
-
-    /// Reports a last time, for at most a second, and stops the thread.
-    pub(super) async fn send_last_report(self) {
-        let (done, finished) = oneshot::channel();
-        if self.stop.send(done).is_ok() && tokio::time::timeout(LAST_REPORT_TIMEOUT, finished).await.is_err() {
-            tracing::warn!("last metrics not sent: the statsd server takes longer than 1 s");
-        }
-    }
-}
-
-fn send_reports_until_stopped(
-    collector: &MetricsCollector,
-    mut servers: Vec<StatsdClient>,
-    interval: Duration,
-    stop: &mpsc::Receiver<oneshot::Sender<()>>,
-) {
+/// Starts the thread that reports to statsd, also if no server is configured: it removes unused metrics.
+///
+/// # Errors
+/// The system has no thread.
+pub(super) fn start_statsd_thread(
+    settings: &MetricsSettings,
+    collector: MetricsCollector,
+) -> io::Result<PeriodicThread> {
+    let mut servers: Vec<_> = settings.statsd.iter().map(|server| StatsdClient::new(server, &settings.tags)).collect();
+    let interval = if servers.is_empty() { UNUSED_METRICS_SWEEP_INTERVAL } else { settings.flush_interval };
     let mut since_sweep = Duration::ZERO;
-    loop {
-        let stopping = match stop.recv_timeout(interval) {
-            Ok(done) => Some(done),
-            Err(RecvTimeoutError::Timeout) => None,
-            Err(RecvTimeoutError::Disconnected) => return,
-        };
-        send_report(collector, &mut servers);
+    PeriodicThread::start("statsd", interval, move || {
+        send_report(&collector, &mut servers);
         since_sweep += interval;
         if since_sweep >= UNUSED_METRICS_SWEEP_INTERVAL {
             since_sweep = Duration::ZERO;
             collector.service.decider.metrics.limits.remove_unused_stats();
         }
-        if let Some(done) = stopping {
-            // The receiver is gone if the timeout has expired.
-            let _ = done.send(());
-            return;
-        }
-    }
+    })
 }
 
 fn send_report(collector: &MetricsCollector, servers: &mut [StatsdClient]) {
@@ -207,16 +210,6 @@ impl StatsdSocket {
     }
 }
 
-/// Maximum time of the last export.
-const LAST_EXPORT_TIMEOUT: Duration = Duration::from_secs(1);
-
-/// Handle to the thread that exports metrics.
-#[derive(Debug)]
-pub(super) struct OtlpMetricsThread {
-    stop: mpsc::Sender<oneshot::Sender<()>>,
-    _thread: JoinHandle<()>,
-}
-
 /// Builds the exporter. Its certificates are read only now, not again when they change.
 ///
 /// # Errors
@@ -242,47 +235,17 @@ pub(super) fn build_metric_exporter(
     })
 }
 
-impl OtlpMetricsThread {
-    /// Starts the thread.
-    ///
-    /// # Errors
-    /// The system has no thread.
-    pub(super) fn start(
-        exporter: BlockingMetricExporter,
-        interval: Duration,
-        collector: MetricsCollector,
-    ) -> io::Result<Self> {
-        let (stop, stopped) = mpsc::channel();
-        let work = move || {
-            threads::lower_thread_priority();
-            export_until_stopped(exporter, interval, &collector, &stopped);
-        };
-        let thread = thread::Builder::new().name("otlp-metrics".to_owned()).spawn(work)?;
-        Ok(Self { stop, _thread: thread })
-    }
-
-    /// Exports a last time, for at most a second, and stops the thread.
-    pub(super) async fn export_last_metrics(self) {
-        let (done, finished) = oneshot::channel();
-        if self.stop.send(done).is_ok() && tokio::time::timeout(LAST_EXPORT_TIMEOUT, finished).await.is_err() {
-            tracing::warn!("last metrics not sent: the collector of metrics takes longer than 1 s");
-        }
-    }
-}
-
-fn export_until_stopped(
+/// Starts the thread that exports metrics over OTLP.
+///
+/// # Errors
+/// The system has no thread.
+pub(super) fn start_otlp_metrics_thread(
     mut exporter: BlockingMetricExporter,
     interval: Duration,
-    collector: &MetricsCollector,
-    stop: &mpsc::Receiver<oneshot::Sender<()>>,
-) {
+    collector: MetricsCollector,
+) -> io::Result<PeriodicThread> {
     static EXPORT_FAILURE_LOG_THROTTLE: LogThrottle = LogThrottle::every(Duration::from_secs(60));
-    loop {
-        let stopping = match stop.recv_timeout(interval) {
-            Ok(done) => Some(done),
-            Err(RecvTimeoutError::Timeout) => None,
-            Err(RecvTimeoutError::Disconnected) => return,
-        };
+    PeriodicThread::start("otlp-metrics", interval, move || {
         let exported = exporter.export(Clock::System.now(), |emit| collector.collect(emit));
         if let Err(error) = exported
             && let Some(suppressed) = EXPORT_FAILURE_LOG_THROTTLE.allow(Clock::System.now())
@@ -290,10 +253,5 @@ fn export_until_stopped(
             let fix = "check OTEL_EXPORTER_OTLP_METRICS_ENDPOINT and the collector";
             tracing::warn!(error, suppressed, fix, "metrics not sent over OTLP: they are sent again");
         }
-        if let Some(done) = stopping {
-            // The receiver is gone if the timeout has expired.
-            let _ = done.send(());
-            return;
-        }
-    }
+    })
 }

@@ -15,7 +15,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use super::error::ServerError;
-use super::metrics_push_threads::{OtlpMetricsThread, StatsdThreadHandle};
+use super::metrics_push_threads::PeriodicThread;
 use crate::decide::log::DecisionLog;
 use crate::serve::fleet::member::FleetMembership;
 use crate::serve::grpc::health::GrpcHealth;
@@ -38,9 +38,9 @@ const LAST_SPANS_AND_RECORDS_TIMEOUT: Duration = Duration::from_secs(1);
 pub(super) struct DrainingServer<'s> {
     pub(super) service: &'s RateLimitService,
     pub(super) fleet: &'s FleetMembership,
-    pub(super) statsd: StatsdThreadHandle,
+    pub(super) statsd: PeriodicThread,
     /// Thread that exports metrics over OTLP; `None` if there is none.
-    pub(super) otlp_metrics: Option<OtlpMetricsThread>,
+    pub(super) otlp_metrics: Option<PeriodicThread>,
     pub(super) grpc_health: GrpcHealth,
     /// The quota service, if it is on.
     pub(super) quota: Option<&'s QuotaService>,
@@ -117,8 +117,8 @@ async fn wait_until_closed_or_answered(
 /// Shuts down the store, and sends the last metrics, spans and records of decisions; takes up to 2 s.
 async fn shut_down_store_and_send_last_telemetry(
     service: &RateLimitService,
-    statsd: StatsdThreadHandle,
-    otlp_metrics: Option<OtlpMetricsThread>,
+    statsd: PeriodicThread,
+    otlp_metrics: Option<PeriodicThread>,
 ) {
     let span_queue = service.tracer.as_ref().map(|tracer| Arc::clone(&tracer.span_queue));
     let last_spans = async {
@@ -135,10 +135,10 @@ async fn shut_down_store_and_send_last_telemetry(
         service.decider.store.shutdown().await;
         let last_export = async {
             if let Some(thread) = otlp_metrics {
-                thread.export_last_metrics().await;
+                thread.send_last_metrics("collector of metrics").await;
             }
         };
-        tokio::join!(statsd.send_last_report(), last_export);
+        tokio::join!(statsd.send_last_metrics("statsd server"), last_export);
     };
     tokio::join!(last_metrics, last_spans, last_records);
 }
