@@ -53,7 +53,7 @@ use decision_log::{
     DecisionLogSettings, HashKey, SinkSettings, TOLLKEEPER_DECISION_LOG_HASH_KEY, TOLLKEEPER_DECISION_LOG_HASH_KEY_FILE,
 };
 use decisions::{DecisionSettings, TOLLKEEPER_ON_STORE_ERROR};
-use environment::{Environment, SETTING_GROUPS};
+use environment::Environment;
 use fleet::FleetSettings;
 use grpc::GrpcSettings;
 use listeners::{AdminToken, Listeners, TOLLKEEPER_ADMIN_TOKEN, TOLLKEEPER_ADMIN_TOKEN_FILE};
@@ -65,7 +65,7 @@ use problem::{Notice, SettingProblem, SettingsError};
 use process::{ShutdownSettings, TOLLKEEPER_WORKER_THREADS};
 use rules::RuleSettings;
 use setting::AnySetting as _;
-use store::{StoreSettings, requested_backend};
+use store::StoreSettings;
 use tracing::TracingSettings;
 use values::{EnvironmentFindings, Values};
 use xds::XdsSettings;
@@ -165,16 +165,10 @@ impl Settings {
     /// Reads the settings, unusable if the findings have a problem.
     fn read(environment: &Environment) -> (Self, EnvironmentFindings) {
         let mut values = Values::new(&environment.known);
-        let store = StoreSettings::from_values(&mut values, requested_backend(&environment.known));
-        let hash_key = HashKey::from_values(&mut values);
-        let decision_log =
-            DecisionLogSettings::from_values(&mut values, store.redis().map(|redis| &redis.main), hash_key.as_ref());
-        let deployments =
-            store.redis_deployments().chain(decision_log.iter().flat_map(DecisionLogSettings::redis_deployments));
-        redis::mark_unused_certificate_settings(&mut values, deployments);
-        let otlp_metrics = OtlpMetricsSettings::from_values(&mut values);
-        let exports_logs = decision_log.as_ref().is_some_and(DecisionLogSettings::uses_collector);
-        let fleet = FleetSettings::from_values(&mut values, &store, decision_log.as_ref(), hash_key);
+        let store = StoreSettings::from_values(&mut values, &environment.known);
+        let fleet = FleetSettings::from_values(&mut values, &store);
+        let counters = store.redis().map(|redis| &redis.main);
+        let decision_log = DecisionLogSettings::from_values(&mut values, counters, fleet.secret.as_ref());
         let on_store_error = values.get(&TOLLKEEPER_ON_STORE_ERROR);
         let listeners = Listeners::from_values(&mut values);
         let settings = Self {
@@ -193,11 +187,11 @@ impl Settings {
             decision_log,
             fleet,
             metrics: MetricsSettings::from_values(&mut values),
-            tracing: TracingSettings::from_values(&mut values, exports_logs || otlp_metrics.is_some()),
-            otlp_metrics,
+            tracing: TracingSettings::from_values(&mut values),
+            otlp_metrics: OtlpMetricsSettings::from_values(&mut values),
             worker_threads: NonZeroUsize::new(values.get(&TOLLKEEPER_WORKER_THREADS)),
         };
-        values.ignore_settings_with_unmet_requirements(&SETTING_GROUPS);
+        values.ignore_unread_variables();
         (settings, environment.sort_and_complete_findings(values.into_findings()))
     }
 }

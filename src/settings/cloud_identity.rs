@@ -17,9 +17,10 @@ use crate::base::named_enum::named_enum;
 
 settings! { "Identities of clouds";
     TOLLKEEPER_REDIS_AWS_IAM_SERVICE: AwsCacheService = AwsCacheService::ElastiCache,
-        "service that checks tokens of REDIS_AWS_IAM_AUTH";
+        "service that checks tokens of REDIS_AWS_IAM_AUTH" .only_read("with REDIS_AWS_IAM_AUTH=true");
     TOLLKEEPER_REDIS_IDENTITY_USER: String = "",
-        "user for TOLLKEEPER_REDIS_IDENTITY=azure; empty: the object id in the token";
+        "user for TOLLKEEPER_REDIS_IDENTITY=azure; empty: the object id in the token"
+        .only_read("with TOLLKEEPER_REDIS_IDENTITY=azure");
     AWS_REGION: String = "", "region of the cache and of STS, for REDIS_AWS_IAM_AUTH without REDIS_AWS_IAM_REGION";
     AWS_DEFAULT_REGION: String = "", "AWS_REGION under its other name";
     AWS_ACCESS_KEY_ID: Option<Secret> = None, "access key; the first source of credentials of AWS";
@@ -41,7 +42,8 @@ settings! { "Identities of clouds";
     AZURE_FEDERATED_TOKEN_FILE: Option<PathBuf> = None,
         "file with the token of a workload identity; read at each use; not set: managed identity";
     AZURE_AUTHORITY_HOST: String = "https://login.microsoftonline.com/", "URL of Entra, with a token file";
-    TOLLKEEPER_AZURE_METADATA_URL: String = "http://169.254.169.254", "instance metadata of Azure, for managed identities";
+    TOLLKEEPER_AZURE_METADATA_URL: String = "http://169.254.169.254", "instance metadata of Azure, for managed identities"
+        .only_read("with TOLLKEEPER_REDIS_IDENTITY=azure and without AZURE_FEDERATED_TOKEN_FILE");
 }
 
 named_enum! {

@@ -20,6 +20,8 @@ pub struct CollectorSettings {
     pub endpoint: String,
     /// The variable that names the URL, or would.
     pub setting: &'static str,
+    /// `true` if requests are compressed with gzip; the exporter of traces and logs reads it from the environment itself.
+    pub is_compressed: bool,
     /// Time limit of an export request.
     pub timeout: Duration,
     /// TLS to the collector.

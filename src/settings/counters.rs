@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use super::setting::{Condition, Requirement, settings};
+use super::setting::{Condition, settings};
 use super::value::number::{ByteSize, ByteSizeRange, DurationRange};
 use super::value::{Choice, WordTable};
 use super::values::Values;
@@ -20,22 +20,20 @@ settings! { "Counters";
         .with_allowed(ByteSizeRange::new(1 << 20, 1 << 40));
     TOLLKEEPER_OVER_LIMIT_CACHE_BYTES: ByteSize = 4 << 20,
         "memory for limits that Redis just reported as exceeded, rejected without a call; 0 means none"
-        .with_allowed(ByteSizeRange::new(0, 1 << 40));
+        .with_allowed(ByteSizeRange::new(0, 1 << 40)) .only_read("with counters in Redis or memcached");
     LOCAL_CACHE_SIZE_IN_BYTES: usize = 0,
         "same memory; above 0, also for fixed windows that count rejected hits, which then go uncounted"
-        .differs_when(Condition::IsNot("0"), "an entry is kept for at most 1 s, and only for its own limit");
+        .differs_when(Condition::IsNot("0"), "an entry is kept for at most 1 s, and only for its own limit")
+        .only_read("with counters in Redis or memcached, and without TOLLKEEPER_OVER_LIMIT_CACHE_BYTES=0");
     EXPIRATION_JITTER_MAX_SECONDS: i64 = 300,
         "maximum random addition to the TTL of a counter in Redis, in seconds; 0 or less means none"
-        .differs_when(Condition::Never, "only with TOLLKEEPER_KEY_FORMAT=ratelimit") .only_with(&REQUIRES_RATELIMIT_KEYS);
+        .differs_when(Condition::Never, "only with TOLLKEEPER_KEY_FORMAT=ratelimit") .only_read("with TOLLKEEPER_KEY_FORMAT=ratelimit and counters in Redis or memcached");
     TOLLKEEPER_HOLDER_TIMEOUT: Duration = Duration::from_secs(30),
         "time without health check or call after which the slots of an Envoy are free: rules with `concurrent`"
         .with_allowed(DurationRange::new(Duration::from_secs(1), Duration::from_secs(3600)));
-    CACHE_KEY_PREFIX: String = "", "prefix of all keys in Redis, at most 256 bytes";
+    CACHE_KEY_PREFIX: String = "", "prefix of all keys in Redis, at most 256 bytes"
+        .only_read("with counters in Redis or memcached");
 }
-
-/// Counters are in Redis or memcached, and their keys are envoyproxy/ratelimit's.
-static REQUIRES_RATELIMIT_KEYS: Requirement =
-    Requirement::checked_by_settings_reader("it is only read with TOLLKEEPER_KEY_FORMAT=ratelimit");
 
 named_enum! {
     /// Kind of store for counters.
@@ -105,14 +103,9 @@ pub struct OverLimitCacheSettings {
 
 impl OverLimitCacheSettings {
     /// Reads both sizes of the cache; envoyproxy/ratelimit's, if it is set, can only enlarge it.
-    pub(super) fn from_values(values: &mut Values) -> Self {
+    pub(super) fn from_values(values: &Values) -> Self {
         let own_bytes = values.get(&TOLLKEEPER_OVER_LIMIT_CACHE_BYTES).to_usize_saturating();
-        let peer_bytes = values.get(&LOCAL_CACHE_SIZE_IN_BYTES);
-        if own_bytes == 0 {
-            let why = "TOLLKEEPER_OVER_LIMIT_CACHE_BYTES=0 turns the cache off";
-            values.mark_ignored_unless_default(&LOCAL_CACHE_SIZE_IN_BYTES, why);
-            return Self { capacity_bytes: 0, caches_counting_windows: false };
-        }
+        let peer_bytes = values.get_if(own_bytes > 0, &LOCAL_CACHE_SIZE_IN_BYTES);
         Self { capacity_bytes: own_bytes.max(peer_bytes), caches_counting_windows: peer_bytes > 0 }
     }
 }
@@ -130,10 +123,8 @@ pub(super) fn read_key_prefix(values: &mut Values) -> String {
 /// Reads the upper bound of the random time added to the TTL of keys, at most a year.
 pub(super) fn read_expiration_jitter(values: &mut Values, key_format: KeyFormat) -> Duration {
     const MAX_JITTER_S: u64 = 366 * 86_400;
-    if key_format != KeyFormat::Ratelimit {
-        values.mark_unmet(&REQUIRES_RATELIMIT_KEYS);
-    }
-    let seconds = u64::try_from(values.get(&EXPIRATION_JITTER_MAX_SECONDS)).unwrap_or(0);
+    let seconds = values.get_if(key_format == KeyFormat::Ratelimit, &EXPIRATION_JITTER_MAX_SECONDS);
+    let seconds = u64::try_from(seconds).unwrap_or(0);
     if seconds > MAX_JITTER_S {
         let fix = format!("give at most {MAX_JITTER_S}");
         values.add_problem(&EXPIRATION_JITTER_MAX_SECONDS, "more than a year", fix);

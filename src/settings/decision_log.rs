@@ -12,9 +12,9 @@ use super::credentials::CredentialVariables;
 use super::problem::UnusableSetting;
 use super::redis::addresses::{AddressVariables, DeploymentKind};
 use super::redis::deployment::{DeploymentSettings, DeploymentVariables};
-use super::redis::{CERTIFICATE_VARIABLES, REDIS_POOL_SIZE, REDIS_TIMEOUT};
+use super::redis::{CERTIFICATE_VARIABLES, REDIS_TIMEOUT};
 use super::secret::Secret;
-use super::setting::{AnySetting as _, Requirement, settings};
+use super::setting::{AnySetting as _, settings};
 use super::tracing::{Compression, OTEL_EXPORTER_OTLP_ENDPOINT, OtelProtocol, OtlpSignalVariables};
 use super::value::number::{ByteSize, ByteSizeRange, FloatRange, IntRange};
 use super::value::text::{SecretUrl, TextList};
@@ -29,65 +29,57 @@ settings! { "Decision log";
         "decisions that are logged: rejected, shadow, errors (a failure policy decided), or all";
     TOLLKEEPER_DECISION_LOG_SAMPLE: f64 = 1.0,
         "share of the keys whose decisions are logged; all replicas choose the same keys"
-        .with_allowed(FloatRange::new(0.0, 1.0));
-    TOLLKEEPER_ZONE: String = "", "zone of this replica, such as europe-west1-b, for the records of its decisions; empty: none";
+        .with_allowed(FloatRange::new(0.0, 1.0)) .only_read("with TOLLKEEPER_DECISION_LOG");
+    TOLLKEEPER_ZONE: String = "", "zone of this replica, such as europe-west1-b, for the records of its decisions; empty: none" .only_read("with TOLLKEEPER_DECISION_LOG");
     TOLLKEEPER_DECISION_LOG_VALUES: LoggedValueForm = LoggedValueForm::Plain,
         "values of descriptors in the log, /top, /fleet, /counters and the console: as sent, as a keyed hash, or left out";
     TOLLKEEPER_DECISION_LOG_HASH_KEY: Option<Secret> = None,
-        "key of hashed values, 16 bytes or more; equal keys give equal hashes in all replicas" .only_with(&REQUIRES_HASHED_VALUES);
+        "key of hashed values, 16 bytes or more; equal keys give equal hashes in all replicas" .only_read("if values are hashed (TOLLKEEPER_TOP_VALUES), or replicas exchange statistics through Redis");
     TOLLKEEPER_DECISION_LOG_HASH_KEY_FILE: Option<PathBuf> = None,
-        "file that holds the key of hashed values, read at the start" .only_with(&REQUIRES_HASHED_VALUES);
+        "file that holds the key of hashed values, read at the start" .only_read("if values are hashed (TOLLKEEPER_TOP_VALUES), or replicas exchange statistics through Redis");
     TOLLKEEPER_DECISION_LOG_FILE_BYTES: ByteSize = 100 << 20, "size at which a log file is rotated"
-        .with_allowed(ByteSizeRange::new(64 << 10, 1 << 40));
+        .with_allowed(ByteSizeRange::new(64 << 10, 1 << 40)) .only_read("with TOLLKEEPER_DECISION_LOG");
     TOLLKEEPER_DECISION_LOG_FILES: u32 = 10, "number of log files kept, the current one included"
-        .with_allowed(IntRange::new(1, 10_000));
+        .with_allowed(IntRange::new(1, 10_000)) .only_read("with TOLLKEEPER_DECISION_LOG");
     TOLLKEEPER_DECISION_LOG_QUEUE_BYTES: ByteSize = 8 << 20,
         "memory for records that a destination has not taken yet; more are dropped and counted"
-        .with_allowed(ByteSizeRange::new(64 << 10, 1 << 32));
+        .with_allowed(ByteSizeRange::new(64 << 10, 1 << 32)) .only_read("with TOLLKEEPER_DECISION_LOG");
     TOLLKEEPER_DECISION_LOG_STREAM_LENGTH: u64 = 1_000_000,
         "approximate number of records kept in the stream of redis:STREAM; Redis removes the oldest"
-        .with_allowed(IntRange::new(1, 1_000_000_000)) .only_with(&REQUIRES_STREAM_SINK);
+        .with_allowed(IntRange::new(1, 1_000_000_000)) .only_read("with redis:STREAM in TOLLKEEPER_DECISION_LOG");
     TOLLKEEPER_DECISION_LOG_REDIS_URL: SecretUrl = "",
         "Redis of the stream, in the form of REDIS_URL (rediss:// is TLS); empty: that of the counters"
-        .only_with(&REQUIRES_STREAM_SINK);
+        .only_read("with redis:STREAM in TOLLKEEPER_DECISION_LOG");
     TOLLKEEPER_DECISION_LOG_REDIS_TYPE: DeploymentKind = DeploymentKind::Single, "kind of deployment"
-        .only_with(&REQUIRES_STREAM_SINK);
+        .only_read("with redis:STREAM in TOLLKEEPER_DECISION_LOG");
     TOLLKEEPER_DECISION_LOG_REDIS_TLS: bool = false, "connect over TLS, with the certificates of REDIS_TLS_"
-        .only_with(&REQUIRES_STREAM_SINK);
+        .only_read("with redis:STREAM in TOLLKEEPER_DECISION_LOG");
     TOLLKEEPER_DECISION_LOG_REDIS_AUTH: Option<Secret> = None, "password or user:password of the stream's Redis"
-        .only_with(&REQUIRES_STREAM_SINK);
-    TOLLKEEPER_DECISION_LOG_REDIS_AUTH_FILE: Option<PathBuf> = None, "file that holds it" .only_with(&REQUIRES_STREAM_SINK);
+        .only_read("with redis:STREAM in TOLLKEEPER_DECISION_LOG");
+    TOLLKEEPER_DECISION_LOG_REDIS_AUTH_FILE: Option<PathBuf> = None, "file that holds it" .only_read("with redis:STREAM in TOLLKEEPER_DECISION_LOG");
     TOLLKEEPER_DECISION_LOG_REDIS_SENTINEL_AUTH: Option<Secret> = None, "password or user:password for its sentinels"
-        .only_with(&REQUIRES_STREAM_SINK);
+        .only_read("with redis:STREAM in TOLLKEEPER_DECISION_LOG");
     TOLLKEEPER_DECISION_LOG_REDIS_SENTINEL_AUTH_FILE: Option<PathBuf> = None, "file that holds it"
-        .only_with(&REQUIRES_STREAM_SINK);
+        .only_read("with redis:STREAM in TOLLKEEPER_DECISION_LOG");
     OTEL_EXPORTER_OTLP_LOGS_ENDPOINT: Option<SecretUrl> = None,
         "URL of the collector of otlp, over HTTP with the whole path; not set: OTEL_EXPORTER_OTLP_ENDPOINT"
-        .only_with(&REQUIRES_COLLECTOR_SINK);
+        .only_read("with otlp in TOLLKEEPER_DECISION_LOG");
     OTEL_EXPORTER_OTLP_LOGS_PROTOCOL: Option<OtelProtocol> = None, "protocol of the collector for logs"
-        .only_with(&REQUIRES_COLLECTOR_SINK);
+        .only_read("with otlp in TOLLKEEPER_DECISION_LOG");
     OTEL_EXPORTER_OTLP_LOGS_HEADERS: Option<Secret> = None, "headers of export requests for logs: k=v,k=v"
-        .only_with(&REQUIRES_COLLECTOR_SINK);
+        .only_read("with otlp in TOLLKEEPER_DECISION_LOG");
     OTEL_EXPORTER_OTLP_LOGS_TIMEOUT: Option<u64> = None,
         "time limit of an export request for logs, in milliseconds" .with_allowed(IntRange::new(1, 3_600_000))
-        .only_with(&REQUIRES_COLLECTOR_SINK);
+        .only_read("with otlp in TOLLKEEPER_DECISION_LOG");
     OTEL_EXPORTER_OTLP_LOGS_COMPRESSION: Option<Compression> = None, "compression of export requests for logs"
-        .only_with(&REQUIRES_COLLECTOR_SINK);
+        .only_read("with otlp in TOLLKEEPER_DECISION_LOG");
     OTEL_EXPORTER_OTLP_LOGS_CERTIFICATE: Option<PathBuf> = None,
-        "CA certificates for the collector of logs, PEM file, instead of the system's" .only_with(&REQUIRES_COLLECTOR_SINK);
+        "CA certificates for the collector of logs, PEM file, instead of the system's" .only_read("with otlp in TOLLKEEPER_DECISION_LOG");
     OTEL_EXPORTER_OTLP_LOGS_CLIENT_CERTIFICATE: Option<PathBuf> = None, "client certificate for it, PEM file"
-        .only_with(&REQUIRES_COLLECTOR_SINK);
+        .only_read("with otlp in TOLLKEEPER_DECISION_LOG");
     OTEL_EXPORTER_OTLP_LOGS_CLIENT_KEY: Option<PathBuf> = None, "private key of the client certificate, PEM file"
-        .only_with(&REQUIRES_COLLECTOR_SINK);
+        .only_read("with otlp in TOLLKEEPER_DECISION_LOG");
 }
-
-static REQUIRES_STREAM_SINK: Requirement =
-    Requirement::checked_by_settings_reader("TOLLKEEPER_DECISION_LOG names no stream");
-static REQUIRES_COLLECTOR_SINK: Requirement =
-    Requirement::checked_by_settings_reader("TOLLKEEPER_DECISION_LOG does not name otlp");
-/// Values are hashed, or replicas authenticate their statistics with the key.
-pub(super) static REQUIRES_HASHED_VALUES: Requirement =
-    Requirement::checked_by_settings_reader("no values are hashed, and no statistics are exchanged");
 
 /// Redis of the decision log. What it does not set is that of the counters, except credentials.
 static STREAM_REDIS_VARIABLES: DeploymentVariables = DeploymentVariables {
@@ -96,7 +88,7 @@ static STREAM_REDIS_VARIABLES: DeploymentVariables = DeploymentVariables {
         kind: &TOLLKEEPER_DECISION_LOG_REDIS_TYPE,
         socket: None,
     },
-    connections: &REDIS_POOL_SIZE,
+    connections: None,
     connect_timeout: &REDIS_TIMEOUT,
     tls: &TOLLKEEPER_DECISION_LOG_REDIS_TLS,
     server: CredentialVariables {
@@ -120,6 +112,7 @@ static OTLP_LOG_VARIABLES: OtlpSignalVariables = OtlpSignalVariables {
     protocol: &OTEL_EXPORTER_OTLP_LOGS_PROTOCOL,
     headers: &OTEL_EXPORTER_OTLP_LOGS_HEADERS,
     timeout: &OTEL_EXPORTER_OTLP_LOGS_TIMEOUT,
+    compression: &OTEL_EXPORTER_OTLP_LOGS_COMPRESSION,
     certificate: &OTEL_EXPORTER_OTLP_LOGS_CERTIFICATE,
     client_certificate: &OTEL_EXPORTER_OTLP_LOGS_CLIENT_CERTIFICATE,
     client_key: &OTEL_EXPORTER_OTLP_LOGS_CLIENT_KEY,
@@ -324,7 +317,6 @@ impl DecisionLogSettings {
         hash_key: Option<&HashKey>,
     ) -> Option<Self> {
         let sinks = read_sinks(values, counters);
-        mark_unmet_sink_requirements(values, &sinks);
         let TextList(words) = values.get(&TOLLKEEPER_DECISION_LOG_WHEN);
         let when = LoggedDecisionKinds::from_selector_words(&words);
         if when.is_none() {
@@ -334,10 +326,6 @@ impl DecisionLogSettings {
         let logged_values = values.get(&TOLLKEEPER_DECISION_LOG_VALUES);
         if sinks.is_empty() {
             return None;
-        }
-        if logged_values == LoggedValueForm::Hashed && hash_key.is_none() {
-            let fix = "give TOLLKEEPER_DECISION_LOG_HASH_KEY or TOLLKEEPER_DECISION_LOG_HASH_KEY_FILE";
-            values.add_problem(&TOLLKEEPER_DECISION_LOG_VALUES, "there is no key to hash with", fix);
         }
         Some(Self {
             sinks,
@@ -394,16 +382,6 @@ fn read_collector(values: &mut Values) -> CollectorSettings {
         values.add_problem(&TOLLKEEPER_DECISION_LOG, "names a collector that has no URL", fix);
     }
     CollectorSettings::from_signal_variables(values, &OTLP_LOG_VARIABLES)
-}
-
-/// Marks requirements for unused kinds of destinations as unmet, so that settings for them get a notice.
-fn mark_unmet_sink_requirements(values: &mut Values, sinks: &[SinkSettings]) {
-    if !sinks.iter().any(|sink| matches!(sink, SinkSettings::Redis(_))) {
-        values.mark_unmet(&REQUIRES_STREAM_SINK);
-    }
-    if !sinks.iter().any(|sink| matches!(sink, SinkSettings::Otlp(_))) {
-        values.mark_unmet(&REQUIRES_COLLECTOR_SINK);
-    }
 }
 
 /// Returns `true` if the stream has a Redis of its own.

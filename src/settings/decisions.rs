@@ -19,18 +19,24 @@ settings! { "Responses";
     STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT: bool = false,
         "charge a rejected request only to the limits that reject it";
     LIMIT_RESPONSE_HEADERS_ENABLED: bool = false, "send the three headers below with every response";
-    LIMIT_LIMIT_HEADER: Option<HeaderName> = Some("RateLimit-Limit"), "header for the limit";
-    LIMIT_REMAINING_HEADER: Option<HeaderName> = Some("RateLimit-Remaining"), "header for the remaining hits";
-    LIMIT_RESET_HEADER: Option<HeaderName> = Some("RateLimit-Reset"), "header for the seconds until the limit resets";
+    LIMIT_LIMIT_HEADER: Option<HeaderName> = Some("RateLimit-Limit"), "header for the limit"
+        .only_read("with LIMIT_RESPONSE_HEADERS_ENABLED=true");
+    LIMIT_REMAINING_HEADER: Option<HeaderName> = Some("RateLimit-Remaining"), "header for the remaining hits"
+        .only_read("with LIMIT_RESPONSE_HEADERS_ENABLED=true");
+    LIMIT_RESET_HEADER: Option<HeaderName> = Some("RateLimit-Reset"), "header for the seconds until the limit resets"
+        .only_read("with LIMIT_RESPONSE_HEADERS_ENABLED=true");
     LIMIT_ALL_DESCRIPTORS_HEADERS_ENABLED: bool = false,
         "send two more headers for each descriptor with a limit: ratelimit-limit-UNITs and ratelimit-remaining-UNITs"
         .differs_when(Condition::True, "proposed for envoyproxy/ratelimit, which does not have it yet");
     LIMIT_REQUEST_HEADERS_ENABLED: bool = false, "send the three headers below to the upstream with every request"
         .differs_when(Condition::True, "only newer versions of envoyproxy/ratelimit have it (pull request 1168)");
-    LIMIT_REQUEST_LIMIT_HEADER: Option<HeaderName> = Some("RateLimit-Limit"), "header for the limit";
-    LIMIT_REQUEST_REMAINING_HEADER: Option<HeaderName> = Some("RateLimit-Remaining"), "header for the remaining hits";
+    LIMIT_REQUEST_LIMIT_HEADER: Option<HeaderName> = Some("RateLimit-Limit"), "header for the limit"
+        .only_read("with LIMIT_REQUEST_HEADERS_ENABLED=true");
+    LIMIT_REQUEST_REMAINING_HEADER: Option<HeaderName> = Some("RateLimit-Remaining"), "header for the remaining hits"
+        .only_read("with LIMIT_REQUEST_HEADERS_ENABLED=true");
     LIMIT_REQUEST_RESET_HEADER: Option<HeaderName> = Some("RateLimit-Reset"),
-        "header for the seconds until the limit resets";
+        "header for the seconds until the limit resets"
+        .only_read("with LIMIT_REQUEST_HEADERS_ENABLED=true");
     TOLLKEEPER_EXCEEDED_LIMITS_HEADER: Option<HeaderName> = None,
         "header for the upstream that names the limits which a passing request exceeded, such as x-ratelimit-exceeded";
     TOLLKEEPER_RETRY_AFTER_HEADER: Option<HeaderName> = Some("Retry-After"),

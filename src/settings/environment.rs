@@ -140,7 +140,7 @@ impl Environment {
         let EnvironmentFindings { problems, ignored, notices, .. } = &mut findings;
         problems.sort_by_key(|problem| setting_position(&problem.name));
         problems.dedup();
-        notices.extend(ignored.iter().map(|ignored| Notice::no_effect(ignored.name, ignored.why)));
+        notices.extend(ignored.iter().map(|ignored| Notice::no_effect(&ignored.name, &ignored.what)));
         notices.sort_by_key(|notice| setting_position(&notice.name));
         notices.dedup();
         for variable in &self.unknown {

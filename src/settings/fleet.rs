@@ -2,11 +2,9 @@
 //!
 //! Decides: why a replica is in no fleet; plain or hashed values in reports (`TOLLKEEPER_TOP_VALUES`).
 
-use super::decision_log::{
-    DecisionLogSettings, HashKey, LoggedValueForm, REQUIRES_HASHED_VALUES, TOLLKEEPER_DECISION_LOG_VALUES,
-};
+use super::decision_log::{HashKey, LoggedValueForm, TOLLKEEPER_DECISION_LOG_VALUES};
 use super::redis::deployment::DeploymentSettings;
-use super::setting::settings;
+use super::setting::{AnySetting, settings};
 use super::store::StoreSettings;
 use super::value::{Choice, WordTable};
 use super::values::Values;
@@ -59,12 +57,7 @@ pub struct FleetRedis {
 }
 
 impl FleetSettings {
-    pub(super) fn from_values(
-        values: &mut Values,
-        store: &StoreSettings,
-        log: Option<&DecisionLogSettings>,
-        secret: Option<HashKey>,
-    ) -> Self {
+    pub(super) fn from_values(values: &mut Values, store: &StoreSettings) -> Self {
         let redis = match store {
             _ if !values.get(&TOLLKEEPER_FLEET) => Err("TOLLKEEPER_FLEET=false"),
             StoreSettings::Redis(redis) => {
@@ -75,19 +68,21 @@ impl FleetSettings {
             }
         };
         // What must not be in the log must not be on a page either, whether there is a log or not.
-        let at_least = match values.get(&TOLLKEEPER_DECISION_LOG_VALUES) {
+        let logged_values = values.get(&TOLLKEEPER_DECISION_LOG_VALUES);
+        let at_least = match logged_values {
             LoggedValueForm::Plain => TopKeyValueForm::Plain,
             LoggedValueForm::Hashed => TopKeyValueForm::Hashed,
             LoggedValueForm::None => TopKeyValueForm::None,
         };
         let top_values = values.get(&TOLLKEEPER_TOP_VALUES).max(at_least);
-        let is_log_hashed = log.is_some_and(|log| log.values == LoggedValueForm::Hashed);
-        if top_values == TopKeyValueForm::Hashed && !is_log_hashed && secret.is_none() {
+        let is_log_hashed = logged_values == LoggedValueForm::Hashed;
+        let are_values_hashed = is_log_hashed || top_values == TopKeyValueForm::Hashed;
+        let secret = if are_values_hashed || redis.is_ok() { HashKey::from_values(values) } else { None };
+        if are_values_hashed && secret.is_none() {
+            let asking: &dyn AnySetting =
+                if is_log_hashed { &TOLLKEEPER_DECISION_LOG_VALUES } else { &TOLLKEEPER_TOP_VALUES };
             let fix = "give TOLLKEEPER_DECISION_LOG_HASH_KEY or TOLLKEEPER_DECISION_LOG_HASH_KEY_FILE";
-            values.add_problem(&TOLLKEEPER_TOP_VALUES, "there is no key to hash with", fix);
-        }
-        if top_values != TopKeyValueForm::Hashed && redis.is_err() {
-            values.mark_unmet(&REQUIRES_HASHED_VALUES);
+            values.add_problem(asking, "there is no key to hash with", fix);
         }
         let publishes_keys = top_values != TopKeyValueForm::None;
         Self { redis, top_values, publishes_keys, secret }

@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use super::listeners::GrpcListenAddress;
-use super::setting::{Condition, RequiredValue, Requirement, Support, settings};
+use super::setting::{Condition, Support, settings};
 use super::value::number::{ByteSize, ByteSizeRange, DurationRange, IntRange};
 use super::values::Values;
 use crate::base::go_syntax::MAX_GO_DURATION;
@@ -41,9 +41,9 @@ settings! { "gRPC";
     TOLLKEEPER_RLQS: bool = false, "offer the rate limit quota service, by which proxies decide by themselves";
     TOLLKEEPER_RLQS_MAX_BUCKETS: usize = 100_000,
         "buckets of all proxies, of which one stream gets at most 4/5; further ones are abandoned"
-        .only_with(&REQUIRES_RLQS) .with_allowed(IntRange::new(1, 100_000_000));
+        .only_read("with TOLLKEEPER_RLQS=true") .with_allowed(IntRange::new(1, 100_000_000));
     TOLLKEEPER_RLQS_MAX_ID_BYTES: ByteSize = 64 << 20,
-        "the same for the bytes of their keys and values" .only_with(&REQUIRES_RLQS)
+        "the same for the bytes of their keys and values" .only_read("with TOLLKEEPER_RLQS=true")
         .with_allowed(ByteSizeRange::new(1 << 10, 1 << 40));
     TOLLKEEPER_RLQS_MAX_BUCKETS_PER_STREAM: String = "", "removed: TOLLKEEPER_RLQS_MAX_BUCKETS bounds streams too"
         .with_support(NO_EFFECT_PER_STREAM);
@@ -51,11 +51,6 @@ settings! { "gRPC";
 
 const NO_EFFECT_PER_STREAM: Support =
     Support::NoEffect { when: Condition::Set, why: "a stream gets a part of TOLLKEEPER_RLQS_MAX_BUCKETS" };
-
-static REQUIRES_RLQS: Requirement = Requirement {
-    any_of: &[RequiredValue::Is(&TOLLKEEPER_RLQS, "true")],
-    why: "it is only read with TOLLKEEPER_RLQS=true",
-};
 
 /// Policy for gRPC connections.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -74,10 +74,9 @@ impl Listeners {
     pub(super) fn from_values(values: &mut Values) -> Self {
         let address =
             |host: &Setting<Host>, port: &Setting<u16>| Address { host: values.get(host), port: values.get(port) };
-        let grpc = match values.get(&GRPC_UDS) {
-            Some(path) => GrpcListenAddress::Unix(path),
-            None => GrpcListenAddress::Tcp(address(&GRPC_HOST, &GRPC_PORT)),
-        };
+        // Manifests give a host and a port beside the socket, so these count as read.
+        let tcp = address(&GRPC_HOST, &GRPC_PORT);
+        let grpc = values.get(&GRPC_UDS).map_or(GrpcListenAddress::Tcp(tcp), GrpcListenAddress::Unix);
         let (http, debug) = (address(&HOST, &PORT), address(&DEBUG_HOST, &DEBUG_PORT));
         let debug_hosts = read_allowed_debug_hosts(values);
         Self {

@@ -14,35 +14,26 @@ use super::address::Endpoint;
 use super::counters::{BACKEND_TYPE, KeyFormat, OverLimitCacheSettings, read_expiration_jitter, read_key_prefix};
 use super::problem::InvalidSetting;
 use super::redis::{TOLLKEEPER_KEY_FORMAT, TOLLKEEPER_REPLICAS, TOLLKEEPER_STORE_TIMEOUT};
-use super::setting::{AnySetting as _, RequiredValue, Requirement, settings};
+use super::setting::{AnySetting as _, settings};
 use super::tls::{StoreTls, StoreTlsVariables};
 use super::value::text::TextList;
 use super::values::Values;
 
-settings! { "Counters in memcache", only with REQUIRES_MEMCACHE;
+settings! { "Counters in memcache", only read "with BACKEND_TYPE=memcache";
     MEMCACHE_HOST_PORT: TextList = "",
         "servers, host:port or path; their order decides which of them holds a counter";
     MEMCACHE_MAX_IDLE_CONNS: i64 = 2, "idle connections to each server; 0 or less means 2, the maximum is 128";
     MEMCACHE_SRV: String = "", "DNS SRV record of the servers, `_service._proto.name`; instead of MEMCACHE_HOST_PORT";
     MEMCACHE_SRV_REFRESH: Duration = Duration::ZERO, "interval of reading that record; 0 means once"
-        .only_with(&REQUIRES_MEMCACHE_SRV);
+        .only_read("with BACKEND_TYPE=memcache and MEMCACHE_SRV");
     MEMCACHE_TLS: bool = false, "connect over TLS";
-    MEMCACHE_TLS_CLIENT_CERT: Option<PathBuf> = None, "client certificate for memcache, PEM file" .only_with(&REQUIRES_MEMCACHE_TLS);
+    MEMCACHE_TLS_CLIENT_CERT: Option<PathBuf> = None, "client certificate for memcache, PEM file" .only_read("with BACKEND_TYPE=memcache and MEMCACHE_TLS=true");
     MEMCACHE_TLS_CLIENT_KEY: Option<PathBuf> = None, "private key of the client certificate, PEM file"
-        .only_with(&REQUIRES_MEMCACHE_TLS);
-    MEMCACHE_TLS_CACERT: Option<PathBuf> = None, "CA certificates beside the system's, PEM file" .only_with(&REQUIRES_MEMCACHE_TLS);
+        .only_read("with BACKEND_TYPE=memcache and MEMCACHE_TLS=true");
+    MEMCACHE_TLS_CACERT: Option<PathBuf> = None, "CA certificates beside the system's, PEM file" .only_read("with BACKEND_TYPE=memcache and MEMCACHE_TLS=true");
     MEMCACHE_TLS_SKIP_HOSTNAME_VERIFICATION: bool = false, "accept a trusted certificate for another name"
-        .only_with(&REQUIRES_MEMCACHE_TLS);
+        .only_read("with BACKEND_TYPE=memcache and MEMCACHE_TLS=true");
 }
-
-static REQUIRES_MEMCACHE: Requirement = Requirement {
-    any_of: &[RequiredValue::Is(&BACKEND_TYPE, "memcache")],
-    why: "it is only read with BACKEND_TYPE=memcache",
-};
-static REQUIRES_MEMCACHE_SRV: Requirement =
-    Requirement { any_of: &[RequiredValue::Changed(&MEMCACHE_SRV)], why: "it is only read with MEMCACHE_SRV" };
-static REQUIRES_MEMCACHE_TLS: Requirement =
-    Requirement { any_of: &[RequiredValue::Is(&MEMCACHE_TLS, "true")], why: "it is only read with MEMCACHE_TLS=true" };
 
 static CERTIFICATE_VARIABLES: StoreTlsVariables = StoreTlsVariables {
     ca: &MEMCACHE_TLS_CACERT,
@@ -129,10 +120,7 @@ fn read_servers(values: &mut Values) -> MemcacheServers {
     let (list, srv) = (values.get(&MEMCACHE_HOST_PORT).0, values.get(&MEMCACHE_SRV));
     match (list.is_empty(), srv.is_empty()) {
         (true, true) => {
-            // A backend that is refused needs no servers.
-            if !values.is_invalid(&BACKEND_TYPE) {
-                values.add_problem(&BACKEND_TYPE, "there are no servers", "give MEMCACHE_HOST_PORT or MEMCACHE_SRV");
-            }
+            values.add_problem(&BACKEND_TYPE, "there are no servers", "give MEMCACHE_HOST_PORT or MEMCACHE_SRV");
         }
         (false, false) => {
             values.add_problem(&MEMCACHE_HOST_PORT, "MEMCACHE_SRV is set too", "unset one of them");

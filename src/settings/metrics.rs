@@ -14,7 +14,7 @@ use regex::Regex;
 
 use super::address::Address;
 use super::secret::Secret;
-use super::setting::{AnySetting, Condition, RequiredValue, Requirement, settings};
+use super::setting::{AnySetting, Condition, settings};
 use super::value::number::{DurationRange, FloatRange, IntRange};
 use super::value::text::{TextList, TextMap};
 use super::value::{Choice, SettingValue as _, WordTable};
@@ -28,21 +28,22 @@ settings! { "Metrics";
         .differs_when(Condition::Never, "the default there is true; statsd, DogStatsD and Prometheus can be used together");
     STATSD_HOST: String = "localhost", "host of statsd";
     STATSD_PORT: u16 = 8125, "port of statsd";
-    STATSD_PROTOCOL: StatsdTransport = StatsdTransport::Tcp, "transport to statsd" .only_with(&REQUIRES_STATSD);
+    STATSD_PROTOCOL: StatsdTransport = StatsdTransport::Tcp, "transport to statsd" .only_read("if metrics are sent to statsd (USE_STATSD=true)");
     USE_DOG_STATSD: bool = false, "send metrics to DogStatsD at STATSD_HOST:STATSD_PORT, over UDP";
     USE_DOG_STATSD_MOGRIFIERS: TextList = "",
-        "rewriting rules for DogStatsD metrics, tried in this order: a,b" .only_with(&REQUIRES_DOG_STATSD);
+        "rewriting rules for DogStatsD metrics, tried in this order: a,b" .only_read("with USE_DOG_STATSD=true");
     DOG_STATSD_MOGRIFIER as "DOG_STATSD_MOGRIFIER_*": String = "",
-        "rewriting rule `_X`: `_X_PATTERN` (regular expression), `_X_NAME`, `_X_TAGS` (k:v,k:v); $1 is the first group";
+        "rewriting rule `_X`: `_X_PATTERN` (regular expression), `_X_NAME`, `_X_TAGS` (k:v,k:v); $1 is the first group"
+        .only_read("if USE_DOG_STATSD_MOGRIFIERS names its rule, with USE_DOG_STATSD=true");
     USE_PROMETHEUS: bool = false, "serve metrics to Prometheus";
-    PROMETHEUS_ADDR: Address = 9090, "address and port of the Prometheus listener" .only_with(&REQUIRES_PROMETHEUS);
-    PROMETHEUS_PATH: String = "/metrics", "path of the metrics page" .only_with(&REQUIRES_PROMETHEUS);
+    PROMETHEUS_ADDR: Address = 9090, "address and port of the Prometheus listener" .only_read("with USE_PROMETHEUS=true");
+    PROMETHEUS_PATH: String = "/metrics", "path of the metrics page" .only_read("with USE_PROMETHEUS=true");
     PROMETHEUS_MAPPER_YAML: Option<PathBuf> = None,
         "statsd_exporter mapping file for metric names and labels, instead of the built-in ones"
         .differs_when(Condition::Never, "an invalid file prevents the start, a missing one does not; regular expressions match whole names")
-        .only_with(&REQUIRES_PROMETHEUS);
+        .only_read("with USE_PROMETHEUS=true");
     PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS: bool = false,
-        "report ratelimit_service_response_time_seconds in milliseconds, despite its name" .only_with(&REQUIRES_PROMETHEUS);
+        "report ratelimit_service_response_time_seconds in milliseconds, despite its name" .only_read("with USE_PROMETHEUS=true");
     TOLLKEEPER_METRIC_PATH_LABEL: bool = false,
         "add a label `path` with the whole path of a limit";
     TOLLKEEPER_METRIC_SERIES: usize = 10_000,
@@ -61,17 +62,6 @@ settings! { "Metrics";
     DD as "DD_*": Option<Secret> = None, "settings of the Datadog client"
         .has_no_effect_with_notice_when(Condition::NotEmpty, "this program does not use the Datadog client");
 }
-
-static REQUIRES_PROMETHEUS: Requirement = Requirement {
-    any_of: &[RequiredValue::Is(&USE_PROMETHEUS, "true")],
-    why: "it is only read with USE_PROMETHEUS=true",
-};
-static REQUIRES_DOG_STATSD: Requirement = Requirement {
-    any_of: &[RequiredValue::Is(&USE_DOG_STATSD, "true")],
-    why: "it is only read with USE_DOG_STATSD=true",
-};
-static REQUIRES_STATSD: Requirement =
-    Requirement::checked_by_settings_reader("it is only read if metrics are sent to statsd");
 
 named_enum! {
     /// Transport of statsd.
@@ -226,8 +216,6 @@ impl StatsdServer {
             let setting: &dyn AnySetting = if host.is_empty() { &STATSD_HOST } else { &STATSD_PORT };
             values.add_problem(setting, "names no server", "give the host and the port of statsd");
         }
-        let TextList(names) = values.get(&USE_DOG_STATSD_MOGRIFIERS);
-        let mogrifiers = names.iter().filter_map(|name| Mogrifier::from_values(values, name)).collect();
         let mut servers = Vec::new();
         if use_statsd {
             let protocol = match values.get(&STATSD_PROTOCOL) {
@@ -235,10 +223,10 @@ impl StatsdServer {
                 StatsdTransport::Udp => StatsdProtocol::Udp,
             };
             servers.push(Self { host: host.clone(), port, protocol });
-        } else {
-            values.mark_unmet(&REQUIRES_STATSD);
         }
         if use_dog_statsd {
+            let TextList(names) = values.get(&USE_DOG_STATSD_MOGRIFIERS);
+            let mogrifiers = names.iter().filter_map(|name| Mogrifier::from_values(values, name)).collect();
             servers.push(Self { host, port, protocol: StatsdProtocol::DogStatsd(mogrifiers) });
         }
         servers

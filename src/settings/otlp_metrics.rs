@@ -8,11 +8,8 @@ use std::time::Duration;
 use super::collector::{CollectorSettings, parse_attribute};
 use super::metrics::DISABLE_STATS;
 use super::secret::Secret;
-use super::setting::{AnySetting as _, Condition, settings};
-use super::tracing::{
-    Compression, OTEL_EXPORTER_OTLP_COMPRESSION, OTEL_EXPORTER_OTLP_HEADERS, OTEL_SDK_DISABLED, OtelProtocol,
-    OtlpSignalVariables,
-};
+use super::setting::{Condition, settings};
+use super::tracing::{Compression, OTEL_EXPORTER_OTLP_HEADERS, OTEL_SDK_DISABLED, OtelProtocol, OtlpSignalVariables};
 use super::value::number::IntRange;
 use super::value::text::{SecretUrl, TextList};
 use super::value::{Choice, WordTable};
@@ -24,7 +21,7 @@ use crate::telemetry::otlp_metrics::Temporality;
 const INTERVAL_RANGE_MS: IntRange = IntRange::new(1000, 3_600_000);
 const UP_TO_AN_HOUR_MS: IntRange = IntRange::new(1, 3_600_000);
 
-settings! { "Metrics over OTLP";
+settings! { "Metrics over OTLP", only read "with OTEL_METRICS_EXPORTER=otlp and without OTEL_SDK_DISABLED and DISABLE_STATS";
     OTEL_METRICS_EXPORTER: TextList = "none", "otlp: send metrics to a collector, beside other destinations"
         .differs_when(Condition::Never, "the default of OpenTelemetry is otlp");
     OTEL_METRIC_EXPORT_INTERVAL: u64 = 60_000, "interval of sending metrics to the collector, in milliseconds"
@@ -75,8 +72,6 @@ pub struct OtlpMetricsSettings {
     pub collector: CollectorSettings,
     /// Headers of each request, by name.
     pub headers: Vec<(String, Secret)>,
-    /// `true` if requests are compressed with gzip.
-    pub is_compressed: bool,
     /// Interval of exports, 1 s to 1 h.
     pub interval: Duration,
     /// Time that counts are for.
@@ -90,6 +85,7 @@ static METRIC_VARIABLES: OtlpSignalVariables = OtlpSignalVariables {
     protocol: &OTEL_EXPORTER_OTLP_METRICS_PROTOCOL,
     headers: &OTEL_EXPORTER_OTLP_METRICS_HEADERS,
     timeout: &OTEL_EXPORTER_OTLP_METRICS_TIMEOUT,
+    compression: &OTEL_EXPORTER_OTLP_METRICS_COMPRESSION,
     certificate: &OTEL_EXPORTER_OTLP_METRICS_CERTIFICATE,
     client_certificate: &OTEL_EXPORTER_OTLP_METRICS_CLIENT_CERTIFICATE,
     client_key: &OTEL_EXPORTER_OTLP_METRICS_CLIENT_KEY,
@@ -105,36 +101,20 @@ impl OtlpMetricsSettings {
             let what = "names another exporter than otlp, which has no effect; USE_PROMETHEUS serves Prometheus";
             values.add_notice(&OTEL_METRICS_EXPORTER, what);
         }
-        let why_not = if !asks_for("otlp") {
-            "it is only read with OTEL_METRICS_EXPORTER=otlp"
-        } else if values.get(&OTEL_SDK_DISABLED) {
-            "OTEL_SDK_DISABLED is true"
-        } else if values.get(&DISABLE_STATS) {
-            "DISABLE_STATS is true"
-        } else {
-            return Some(Self::read(values));
-        };
-        for setting in GROUP.settings.iter().filter(|setting| setting.name() != OTEL_METRICS_EXPORTER.name()) {
-            values.mark_ignored_unless_default(*setting, why_not);
+        if !asks_for("otlp") || values.get(&OTEL_SDK_DISABLED) || values.get(&DISABLE_STATS) {
+            return None;
         }
-        None
-    }
-
-    fn read(values: &mut Values) -> Self {
-        let compression = values.get(&OTEL_EXPORTER_OTLP_METRICS_COMPRESSION);
-        let compression = compression.or_else(|| values.get(&OTEL_EXPORTER_OTLP_COMPRESSION));
         let temporality = match values.get(&OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE) {
             TemporalityPreference::Cumulative => Temporality::Cumulative,
             TemporalityPreference::Delta | TemporalityPreference::LowMemory => Temporality::Delta,
         };
-        Self {
+        Some(Self {
             // A problem with the headers is found here.
             collector: CollectorSettings::from_signal_variables(values, &METRIC_VARIABLES),
             headers: read_headers(values),
-            is_compressed: compression == Some(Compression::Gzip),
             interval: Duration::from_millis(values.get(&OTEL_METRIC_EXPORT_INTERVAL)),
             temporality,
-        }
+        })
     }
 }
 

@@ -23,7 +23,7 @@ use super::cloud_identity::{
 use super::counters::{KeyFormat, OverLimitCacheSettings, read_expiration_jitter, read_key_prefix};
 use super::credentials::CredentialVariables;
 use super::secret::Secret;
-use super::setting::{Condition, RequiredValue, Requirement, Support, settings};
+use super::setting::{Condition, Support, settings};
 use super::tls::StoreTlsVariables;
 use super::value::number::{ByteSize, ByteSizeRange, DurationRange, IntRange};
 use super::value::text::SecretUrl;
@@ -49,7 +49,7 @@ const fn no_effect_because_start_never_waits(default: &'static str) -> Support {
     Support::NoEffect { when: Condition::IsNot(default), why }
 }
 
-settings! { "Counters in Redis";
+settings! { "Counters in Redis", only read "with counters in Redis";
     REDIS_SOCKET_TYPE: SocketKind = SocketKind::Unix, "kind of address in REDIS_URL of a single server: host:port or path"
         .differs_when(Condition::Never, "not set, the form of REDIS_URL decides");
     REDIS_TYPE: DeploymentKind = DeploymentKind::Single, "kind of deployment";
@@ -66,30 +66,35 @@ settings! { "Counters in Redis";
         "file that holds REDIS_AUTH; read at each connection attempt and when it changes, then told to open connections";
     TOLLKEEPER_REDIS_AUTH_FILE: Option<PathBuf> = None, "REDIS_AUTH_FILE under its first name";
     REDIS_AWS_IAM_AUTH: bool = false, "log in to ElastiCache or MemoryDB as an IAM user, with tokens that are renewed";
-    REDIS_AWS_IAM_CACHE_NAME: String = "", "name of the cache or cluster" .only_with(&REQUIRES_AWS_IAM);
-    REDIS_AWS_IAM_USER_ID: String = "", "id of the user" .only_with(&REQUIRES_AWS_IAM);
-    REDIS_AWS_IAM_REGION: String = "", "region of the cache; empty: AWS_REGION" .only_with(&REQUIRES_ANY_AWS_IAM);
-    REDIS_AWS_IAM_SERVERLESS: bool = false, "the cache is serverless" .only_with(&REQUIRES_AWS_IAM);
+    REDIS_AWS_IAM_CACHE_NAME: String = "", "name of the cache or cluster" .only_read("with counters in Redis and REDIS_AWS_IAM_AUTH=true");
+    REDIS_AWS_IAM_USER_ID: String = "", "id of the user" .only_read("with counters in Redis and REDIS_AWS_IAM_AUTH=true");
+    REDIS_AWS_IAM_REGION: String = "", "region of the cache; empty: AWS_REGION" .only_read("with REDIS_AWS_IAM_AUTH=true or REDIS_PERSECOND_AWS_IAM_AUTH=true");
+    REDIS_AWS_IAM_SERVERLESS: bool = false, "the cache is serverless" .only_read("with counters in Redis and REDIS_AWS_IAM_AUTH=true");
     TOLLKEEPER_REDIS_IDENTITY: TokenCloud = TokenCloud::None,
         "log in with access tokens of this cloud, which are renewed: of Memorystore, or of Azure Managed Redis";
     REDIS_TLS: bool = false, "connect over TLS";
-    REDIS_TLS_CLIENT_CERT: Option<PathBuf> = None, "client certificate, PEM file; for both deployments";
-    REDIS_TLS_CLIENT_KEY: Option<PathBuf> = None, "private key of the client certificate, PEM file";
-    REDIS_TLS_CACERT: Option<PathBuf> = None, "CA certificates beside the system's, PEM file; for both deployments";
-    REDIS_TLS_SKIP_HOSTNAME_VERIFICATION: bool = false, "accept a trusted certificate for another name";
+    REDIS_TLS_CLIENT_CERT: Option<PathBuf> = None, "client certificate, PEM file; for both deployments"
+        .only_read("if a connection to Redis has TLS (REDIS_TLS=true, or rediss:// in its URL)");
+    REDIS_TLS_CLIENT_KEY: Option<PathBuf> = None, "private key of the client certificate, PEM file"
+        .only_read("if a connection to Redis has TLS (REDIS_TLS=true, or rediss:// in its URL)");
+    REDIS_TLS_CACERT: Option<PathBuf> = None, "CA certificates beside the system's, PEM file; for both deployments"
+        .only_read("if a connection to Redis has TLS (REDIS_TLS=true, or rediss:// in its URL)");
+    REDIS_TLS_SKIP_HOSTNAME_VERIFICATION: bool = false, "accept a trusted certificate for another name"
+        .only_read("if a connection to Redis has TLS (REDIS_TLS=true, or rediss:// in its URL)");
     REDIS_TIMEOUT: Duration = Duration::from_secs(10), "time limit of a connection attempt; no response waits for it"
         .with_allowed(CONNECT_TIMEOUT_RANGE);
     TOLLKEEPER_STORE_TIMEOUT: Duration = Duration::from_millis(15),
         "time limit of a call to Redis; then the rule's on_store_error or TOLLKEEPER_ON_STORE_ERROR applies"
-        .with_allowed(STORE_TIMEOUT_RANGE);
+        .with_allowed(STORE_TIMEOUT_RANGE) .only_read("with counters in Redis or memcached");
     TOLLKEEPER_REPLICAS: Option<NonZeroU32> = None,
         "divisor of limits while Redis is unavailable; not set: the number of replicas last seen"
-        .with_allowed(IntRange::new(1, 100_000));
+        .with_allowed(IntRange::new(1, 100_000)) .only_read("with counters in Redis or memcached");
     TOLLKEEPER_MAX_REPLICAS: NonZeroU32 = DEFAULT_MAX_REPLICAS,
         "maximum number of replicas that share an eventual limit; must be equal in all replicas"
         .with_allowed(IntRange::new(1, 1000));
     TOLLKEEPER_KEY_FORMAT: KeyFormat = KeyFormat::Tollkeeper,
-        "format of keys; ratelimit: strict fixed windows are shared with envoyproxy/ratelimit";
+        "format of keys; ratelimit: strict fixed windows are shared with envoyproxy/ratelimit"
+        .only_read("with counters in Redis or memcached");
     TOLLKEEPER_EVENTUAL_BYTES: ByteSize = 64 << 20,
         "approximate memory for descriptors with `consistency: eventual`; further ones are counted strictly"
         .with_allowed(ByteSizeRange::new(0, 1 << 40));
@@ -102,8 +107,10 @@ settings! { "Counters in Redis";
         "maximum reads a second of unknown values of a table in Redis, 128 values each; beyond it the default plan decides"
         .with_allowed(IntRange::new(1, 1_000_000));
     REDIS_HEALTH_CHECK_ACTIVE_CONNECTION: bool = false, "report unhealthy without a connection to Redis";
-    REDIS_SENTINEL_AUTH: Option<Secret> = None, "password or user:password for the sentinels";
-    TOLLKEEPER_REDIS_SENTINEL_AUTH_FILE: Option<PathBuf> = None, "file that holds REDIS_SENTINEL_AUTH";
+    REDIS_SENTINEL_AUTH: Option<Secret> = None, "password or user:password for the sentinels"
+        .only_read("with counters in Redis and REDIS_TYPE=sentinel");
+    TOLLKEEPER_REDIS_SENTINEL_AUTH_FILE: Option<PathBuf> = None, "file that holds REDIS_SENTINEL_AUTH"
+        .only_read("with counters in Redis and REDIS_TYPE=sentinel");
     REDIS_PIPELINE_WINDOW: Duration = Duration::ZERO, "time to gather commands for a pipeline" .with_support(NO_EFFECT_PIPELINED);
     REDIS_PIPELINE_LIMIT: i64 = 0, "number of commands in a pipeline" .with_support(NO_EFFECT_PIPELINED);
     REDIS_CLUSTER_PIPELINE_PARALLELISM: i64 = 1, "number of nodes called in parallel"
@@ -119,34 +126,34 @@ settings! { "Counters in Redis";
         .has_no_effect_with_notice_when(Condition::True, "it is always so");
     REDIS_PERSECOND: bool = false, "count limits per second in another Redis";
     REDIS_PERSECOND_SOCKET_TYPE: SocketKind = SocketKind::Unix, "REDIS_SOCKET_TYPE for limits per second"
-        .differs_when(Condition::Never, "not set, the form of REDIS_PERSECOND_URL decides") .only_with(&REQUIRES_PER_SECOND_REDIS);
+        .differs_when(Condition::Never, "not set, the form of REDIS_PERSECOND_URL decides") .only_read("with counters in Redis and REDIS_PERSECOND=true");
     REDIS_PERSECOND_TYPE: DeploymentKind = DeploymentKind::Single, "REDIS_TYPE for limits per second"
-        .only_with(&REQUIRES_PER_SECOND_REDIS);
+        .only_read("with counters in Redis and REDIS_PERSECOND=true");
     REDIS_PERSECOND_URL: SecretUrl = "/var/run/nutcracker/ratelimitpersecond.sock", "REDIS_URL for limits per second"
-        .differs_when(Condition::Never, "the same as for REDIS_URL") .only_with(&REQUIRES_PER_SECOND_REDIS);
+        .differs_when(Condition::Never, "the same as for REDIS_URL") .only_read("with counters in Redis and REDIS_PERSECOND=true");
     REDIS_PERSECOND_POOL_SIZE: NonZeroUsize = NonZeroUsize::MIN, "REDIS_POOL_SIZE for limits per second"
-        .differs_when(Condition::Never, "the same as for REDIS_POOL_SIZE") .only_with(&REQUIRES_PER_SECOND_REDIS);
-    REDIS_PERSECOND_AUTH: Option<Secret> = None, "REDIS_AUTH for limits per second" .only_with(&REQUIRES_PER_SECOND_REDIS);
+        .differs_when(Condition::Never, "the same as for REDIS_POOL_SIZE") .only_read("with counters in Redis and REDIS_PERSECOND=true");
+    REDIS_PERSECOND_AUTH: Option<Secret> = None, "REDIS_AUTH for limits per second" .only_read("with counters in Redis and REDIS_PERSECOND=true");
     REDIS_PERSECOND_AUTH_FILE: Option<PathBuf> = None, "REDIS_AUTH_FILE for limits per second"
-        .only_with(&REQUIRES_PER_SECOND_REDIS);
+        .only_read("with counters in Redis and REDIS_PERSECOND=true");
     TOLLKEEPER_REDIS_PERSECOND_AUTH_FILE: Option<PathBuf> = None, "REDIS_PERSECOND_AUTH_FILE under its first name"
-        .only_with(&REQUIRES_PER_SECOND_REDIS);
-    REDIS_PERSECOND_AWS_IAM_AUTH: bool = false, "REDIS_AWS_IAM_AUTH for limits per second" .only_with(&REQUIRES_PER_SECOND_REDIS);
+        .only_read("with counters in Redis and REDIS_PERSECOND=true");
+    REDIS_PERSECOND_AWS_IAM_AUTH: bool = false, "REDIS_AWS_IAM_AUTH for limits per second" .only_read("with counters in Redis and REDIS_PERSECOND=true");
     REDIS_PERSECOND_AWS_IAM_CACHE_NAME: String = "", "REDIS_AWS_IAM_CACHE_NAME for limits per second"
-        .only_with(&REQUIRES_PER_SECOND_AWS_IAM);
+        .only_read("with REDIS_PERSECOND=true and REDIS_PERSECOND_AWS_IAM_AUTH=true");
     REDIS_PERSECOND_AWS_IAM_USER_ID: String = "", "REDIS_AWS_IAM_USER_ID for limits per second"
-        .only_with(&REQUIRES_PER_SECOND_AWS_IAM);
+        .only_read("with REDIS_PERSECOND=true and REDIS_PERSECOND_AWS_IAM_AUTH=true");
     REDIS_PERSECOND_AWS_IAM_SERVERLESS: bool = false, "REDIS_AWS_IAM_SERVERLESS for limits per second"
-        .only_with(&REQUIRES_PER_SECOND_AWS_IAM);
+        .only_read("with REDIS_PERSECOND=true and REDIS_PERSECOND_AWS_IAM_AUTH=true");
     TOLLKEEPER_REDIS_PERSECOND_IDENTITY: TokenCloud = TokenCloud::None, "TOLLKEEPER_REDIS_IDENTITY for limits per second"
-        .only_with(&REQUIRES_PER_SECOND_REDIS);
-    REDIS_PERSECOND_TLS: bool = false, "REDIS_TLS for limits per second" .only_with(&REQUIRES_PER_SECOND_REDIS);
+        .only_read("with counters in Redis and REDIS_PERSECOND=true");
+    REDIS_PERSECOND_TLS: bool = false, "REDIS_TLS for limits per second" .only_read("with counters in Redis and REDIS_PERSECOND=true");
     REDIS_PERSECOND_TIMEOUT: Duration = Duration::from_secs(10), "REDIS_TIMEOUT for limits per second"
-        .with_allowed(CONNECT_TIMEOUT_RANGE) .only_with(&REQUIRES_PER_SECOND_REDIS);
+        .with_allowed(CONNECT_TIMEOUT_RANGE) .only_read("with counters in Redis and REDIS_PERSECOND=true");
     REDIS_PERSECOND_SENTINEL_AUTH: Option<Secret> = None, "REDIS_SENTINEL_AUTH for limits per second"
-        .only_with(&REQUIRES_PER_SECOND_REDIS);
+        .only_read("with counters in Redis and REDIS_PERSECOND_TYPE=sentinel");
     TOLLKEEPER_REDIS_PERSECOND_SENTINEL_AUTH_FILE: Option<PathBuf> = None,
-        "TOLLKEEPER_REDIS_SENTINEL_AUTH_FILE for limits per second" .only_with(&REQUIRES_PER_SECOND_REDIS);
+        "TOLLKEEPER_REDIS_SENTINEL_AUTH_FILE for limits per second" .only_read("with counters in Redis and REDIS_PERSECOND_TYPE=sentinel");
     REDIS_PERSECOND_PIPELINE_WINDOW: Duration = Duration::ZERO, "REDIS_PIPELINE_WINDOW for limits per second"
         .with_support(NO_EFFECT_PIPELINED);
     REDIS_PERSECOND_PIPELINE_LIMIT: i64 = 0, "REDIS_PIPELINE_LIMIT for limits per second" .with_support(NO_EFFECT_PIPELINED);
@@ -159,22 +166,6 @@ settings! { "Counters in Redis";
         .with_support(NO_EFFECT_OBSOLETE);
 }
 
-/// Limits per second are counted in a Redis of their own.
-static REQUIRES_PER_SECOND_REDIS: Requirement =
-    Requirement::checked_by_settings_reader("it is only read with REDIS_PERSECOND=true");
-
-static REQUIRES_AWS_IAM: Requirement = Requirement {
-    any_of: &[RequiredValue::Is(&REDIS_AWS_IAM_AUTH, "true")],
-    why: "it is only read with REDIS_AWS_IAM_AUTH=true",
-};
-static REQUIRES_ANY_AWS_IAM: Requirement = Requirement {
-    any_of: &[RequiredValue::Is(&REDIS_AWS_IAM_AUTH, "true"), RequiredValue::Is(&REDIS_PERSECOND_AWS_IAM_AUTH, "true")],
-    why: "it is only read with REDIS_AWS_IAM_AUTH=true or REDIS_PERSECOND_AWS_IAM_AUTH=true",
-};
-static REQUIRES_PER_SECOND_AWS_IAM: Requirement = Requirement {
-    any_of: &[RequiredValue::Is(&REDIS_PERSECOND_AWS_IAM_AUTH, "true")],
-    why: "it is only read with REDIS_PERSECOND_AWS_IAM_AUTH=true",
-};
 static MAIN_IDENTITY_VARIABLES: IdentityVariables = IdentityVariables {
     aws_auth: &REDIS_AWS_IAM_AUTH,
     aws_cache_name: &REDIS_AWS_IAM_CACHE_NAME,
@@ -199,7 +190,7 @@ static PER_SECOND_IDENTITY_VARIABLES: IdentityVariables = IdentityVariables {
 
 static MAIN_REDIS_VARIABLES: DeploymentVariables = DeploymentVariables {
     url: AddressVariables { url: &REDIS_URL, kind: &REDIS_TYPE, socket: Some(&REDIS_SOCKET_TYPE) },
-    connections: &REDIS_POOL_SIZE,
+    connections: Some(&REDIS_POOL_SIZE),
     connect_timeout: &REDIS_TIMEOUT,
     tls: &REDIS_TLS,
     server: CredentialVariables {
@@ -222,7 +213,7 @@ static PER_SECOND_REDIS_VARIABLES: DeploymentVariables = DeploymentVariables {
         kind: &REDIS_PERSECOND_TYPE,
         socket: Some(&REDIS_PERSECOND_SOCKET_TYPE),
     },
-    connections: &REDIS_PERSECOND_POOL_SIZE,
+    connections: Some(&REDIS_PERSECOND_POOL_SIZE),
     connect_timeout: &REDIS_PERSECOND_TIMEOUT,
     tls: &REDIS_PERSECOND_TLS,
     server: CredentialVariables {
@@ -304,9 +295,6 @@ impl RedisSettings {
         let per_second = values
             .get(&REDIS_PERSECOND)
             .then(|| PER_SECOND_REDIS_VARIABLES.read_deployment(values, &CERTIFICATE_VARIABLES));
-        if per_second.is_none() {
-            values.mark_unmet(&REQUIRES_PER_SECOND_REDIS);
-        }
         let key_format = values.get(&TOLLKEEPER_KEY_FORMAT);
         if key_format == KeyFormat::Ratelimit && regions::are_regions_configured(values) {
             let fix = "unset it, or unset TOLLKEEPER_REGION";
@@ -331,19 +319,6 @@ impl RedisSettings {
                 unknown_reads_per_s: values.get(&TOLLKEEPER_TABLE_UNKNOWN_READS),
             },
             health_needs_connection: values.get(&REDIS_HEALTH_CHECK_ACTIVE_CONNECTION),
-        }
-    }
-}
-
-/// Marks the settings of certificates as ignored if there are deployments, and none uses TLS.
-pub(super) fn mark_unused_certificate_settings<'d>(
-    values: &mut Values,
-    deployments: impl Iterator<Item = &'d DeploymentSettings>,
-) {
-    let mut deployments = deployments.peekable();
-    if deployments.peek().is_some() && deployments.all(|deployment| deployment.tls.is_none()) {
-        for setting in CERTIFICATE_VARIABLES.all_settings() {
-            values.mark_ignored_unless_default(setting, "no connection to Redis uses TLS");
         }
     }
 }

@@ -32,12 +32,12 @@ pub enum Disposition {
     /// The variable is honoured, and with this value differs from envoyproxy/ratelimit.
     Differs {
         /// The difference.
-        why: &'static str,
+        why: String,
     },
     /// The variable has no effect, and no verdict depends on it.
     NoEffect {
         /// The reason.
-        why: &'static str,
+        why: String,
     },
     /// The variable prevents the start: its value is invalid.
     Invalid {
@@ -71,7 +71,7 @@ pub struct EffectiveSetting {
     pub set: bool,
     /// Reason why it has no effect, if it has none.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub ignored: Option<&'static str>,
+    pub ignored: Option<String>,
 }
 
 /// Lists all settings of a process with this environment, in the order of the documentation.
@@ -89,7 +89,7 @@ pub fn list_effective_settings(vars: impl Iterator<Item = (OsString, OsString)>)
             name: variable.name.clone(),
             value: variable.value.clone().unwrap_or_default(),
             set: true,
-            ignored: if let Disposition::NoEffect { why } = variable.disposition { Some(why) } else { None },
+            ignored: if let Disposition::NoEffect { why } = &variable.disposition { Some(why.clone()) } else { None },
         }));
     }
     all
@@ -125,7 +125,7 @@ pub fn report_variables(vars: impl Iterator<Item = (OsString, OsString)>) -> Vec
 
 fn decide_disposition(variable: &Variable, findings: &EnvironmentFindings) -> Disposition {
     match variable.own_effect() {
-        VariableEffect::None(why) => return Disposition::NoEffect { why },
+        VariableEffect::None(why) => return Disposition::NoEffect { why: why.to_owned() },
         VariableEffect::Invalid(invalid) => return Disposition::Invalid { what: invalid.what, fix: invalid.fix },
         VariableEffect::Used => {}
     }
@@ -134,14 +134,14 @@ fn decide_disposition(variable: &Variable, findings: &EnvironmentFindings) -> Di
         return Disposition::Invalid { what: problem.what.clone(), fix: problem.fix.clone() };
     }
     if let Some(ignored) = findings.ignored.iter().find(|ignored| ignored.name == variable.name) {
-        return Disposition::NoEffect { why: ignored.why };
+        return Disposition::NoEffect { why: ignored.what.clone() };
     }
     if let Some(difference) = findings.differences.iter().find(|difference| difference.name == variable.name) {
-        return Disposition::Differs { why: difference.why };
+        return Disposition::Differs { why: difference.what.clone() };
     }
     match variable.setting.info().support {
         Support::Differs { when, how } if variable.text.as_deref().is_some_and(|text| when.is_met_by(text)) => {
-            Disposition::Differs { why: how }
+            Disposition::Differs { why: how.to_owned() }
         }
         _ => Disposition::Honoured,
     }

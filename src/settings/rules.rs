@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::redis::TOLLKEEPER_MAX_REPLICAS;
-use super::setting::{Condition, RequiredValue, Requirement, settings};
+use super::setting::{Condition, settings};
 use super::value::number::{DurationRange, IntRange};
 use super::value::{Choice, WordTable};
 use super::values::Values;
@@ -22,48 +22,34 @@ const RELOAD_DEBOUNCE_RANGE: DurationRange = DurationRange::new(Duration::from_m
 settings! { "Rules and their files";
     CONFIG_TYPE: RuleSourceKind = RuleSourceKind::Files, "source of the rules: files, or a control plane over xDS";
     RUNTIME_ROOT: PathBuf = "/srv/runtime_data/current", "directory above the rule files; empty: no rules"
-        .only_with(&REQUIRES_RULE_FILES);
+        .only_read("with CONFIG_TYPE=FILE");
     RUNTIME_SUBDIRECTORY: PathBuf = "", "directory below RUNTIME_ROOT; empty: no rules, unless RUNTIME_WATCH_ROOT=false"
-        .only_with(&REQUIRES_RULE_FILES);
+        .only_read("with CONFIG_TYPE=FILE");
     RUNTIME_APPDIRECTORY: PathBuf = "config", "directory below RUNTIME_SUBDIRECTORY that holds the rule files"
-        .only_with(&REQUIRES_RULE_FILES);
+        .only_read("with CONFIG_TYPE=FILE");
     RUNTIME_IGNOREDOTFILES: bool = false, "skip files and directories with names that begin with a dot"
-        .only_with(&REQUIRES_RULE_FILES);
+        .only_read("with CONFIG_TYPE=FILE");
     RUNTIME_WATCH_ROOT: bool = true,
         "watch RUNTIME_ROOT for a swapped symbolic link, instead of the directory of the rule files"
-        .differs_when(Condition::True, "files edited in place are noticed with either value") .only_with(&REQUIRES_RULE_FILES);
+        .differs_when(Condition::True, "files edited in place are noticed with either value") .only_read("with CONFIG_TYPE=FILE");
     TOLLKEEPER_RULE_DEFAULTS: Option<PathBuf> = None,
         "file of defaults for rules of any source, by domain and unit; reloaded like rules";
     MERGE_DOMAIN_CONFIG: bool = false, "merge files with the same domain, instead of an error"
         .differs_when(Condition::True, "files are merged in the order of their names");
     FORCE_START_WITHOUT_INITIAL_CONFIG: bool = false, "report healthy before the first rules over xDS"
-        .only_with(&REQUIRES_XDS);
+        .only_read("with CONFIG_TYPE=GRPC_XDS_SOTW");
     HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED: bool = false, "report unhealthy until at least one domain is loaded";
     TOLLKEEPER_POLL_INTERVAL: Duration = Duration::from_secs(10),
         "interval of comparing file contents, for file systems without change events; 0 means never"
-        .with_allowed(POLL_INTERVAL_RANGE) .only_with(&REQUIRES_WATCHED_FILES);
+        .with_allowed(POLL_INTERVAL_RANGE) .only_read("with CONFIG_TYPE=FILE or TOLLKEEPER_RULE_DEFAULTS");
     TOLLKEEPER_RELOAD_DEBOUNCE: Duration = Duration::from_millis(100),
         "time without a further change after which changed rule files are read" .with_allowed(RELOAD_DEBOUNCE_RANGE)
-        .only_with(&REQUIRES_WATCHED_FILES);
+        .only_read("with CONFIG_TYPE=FILE or TOLLKEEPER_RULE_DEFAULTS");
     TOLLKEEPER_LOG_MAX: u32 = 10_000,
         "maximum requests_per_unit of a sliding_window_log, which stores each hit" .with_allowed(IntRange::new(1, 1_000_000));
     USE_CALENDAR_MONTH_RATE_LIMIT: bool = false,
         "align fixed windows of months with calendar months (UTC), instead of 30 days";
 }
-
-static REQUIRES_RULE_FILES: Requirement = Requirement {
-    any_of: &[RequiredValue::Is(&CONFIG_TYPE, "FILE")],
-    why: "rules come over xDS (CONFIG_TYPE=GRPC_XDS_SOTW)",
-};
-/// Defaults are watched like rule files, wherever the rules come from.
-static REQUIRES_WATCHED_FILES: Requirement = Requirement {
-    any_of: &[RequiredValue::Is(&CONFIG_TYPE, "FILE"), RequiredValue::Changed(&TOLLKEEPER_RULE_DEFAULTS)],
-    why: "rules come over xDS (CONFIG_TYPE=GRPC_XDS_SOTW)",
-};
-static REQUIRES_XDS: Requirement = Requirement {
-    any_of: &[RequiredValue::Is(&CONFIG_TYPE, "GRPC_XDS_SOTW")],
-    why: "rules come from files, which are read once before the first response",
-};
 
 named_enum! {
     /// Source of the rules.
@@ -115,19 +101,23 @@ pub struct RuleSettings {
 impl RuleSettings {
     /// Reads the settings; `on_store_error` is the failure policy of rules that have none.
     pub(super) fn from_values(values: &Values, on_store_error: StoreFailurePolicy) -> Self {
+        let are_files = values.get(&CONFIG_TYPE) == RuleSourceKind::Files;
+        let defaults = values.get(&TOLLKEEPER_RULE_DEFAULTS);
+        // Defaults are watched like rule files, wherever the rules come from.
+        let is_watched = are_files || defaults.is_some();
+        let poll_interval = values.get_if(is_watched, &TOLLKEEPER_POLL_INTERVAL);
         Self {
-            root: values.get(&RUNTIME_ROOT),
-            subdirectory: values.get(&RUNTIME_SUBDIRECTORY),
-            app_directory: values.get(&RUNTIME_APPDIRECTORY),
-            ignore_dot_files: values.get(&RUNTIME_IGNOREDOTFILES),
-            watch_root: values.get(&RUNTIME_WATCH_ROOT),
-            defaults: values.get(&TOLLKEEPER_RULE_DEFAULTS),
+            root: values.get_if(are_files, &RUNTIME_ROOT),
+            subdirectory: values.get_if(are_files, &RUNTIME_SUBDIRECTORY),
+            app_directory: values.get_if(are_files, &RUNTIME_APPDIRECTORY),
+            ignore_dot_files: values.get_if(are_files, &RUNTIME_IGNOREDOTFILES),
+            watch_root: values.get_if(are_files, &RUNTIME_WATCH_ROOT),
+            defaults,
             merge_domains: values.get(&MERGE_DOMAIN_CONFIG),
             healthy_with_at_least_one_config: values.get(&HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED),
-            healthy_with_rules_only: values.get(&CONFIG_TYPE) == RuleSourceKind::Xds
-                && !values.get(&FORCE_START_WITHOUT_INITIAL_CONFIG),
-            poll_interval: values.duration_unless_zero(&TOLLKEEPER_POLL_INTERVAL),
-            reload_debounce: values.get(&TOLLKEEPER_RELOAD_DEBOUNCE),
+            healthy_with_rules_only: !are_files && !values.get(&FORCE_START_WITHOUT_INITIAL_CONFIG),
+            poll_interval: Some(poll_interval).filter(|interval| !interval.is_zero()),
+            reload_debounce: values.get_if(is_watched, &TOLLKEEPER_RELOAD_DEBOUNCE),
             on_store_error,
             max_replicas: values.get(&TOLLKEEPER_MAX_REPLICAS).get(),
         }

@@ -1,8 +1,7 @@
 //! A setting: a typed constant for one environment variable.
 //!
-//! A `Setting<T>` is declared once, in the file of its group: its name, default, allowed values and help, and what
-//! other settings it needs to be read. Reading it gives a `T`, so a read cannot fail and cannot name a setting that
-//! does not exist. `AnySetting` is the same without the type: `--help`, `docs/settings.md` and `check --env` list
+//! A `Setting<T>` is declared once, in the file of its group: its name, default, allowed values and help. Reading it
+//! gives a `T`, so a read cannot fail and cannot name a setting that does not exist. `AnySetting` is the same without the type: `--help`, `docs/settings.md` and `check --env` list
 //! settings by it.
 
 use super::problem::InvalidSetting;
@@ -26,8 +25,8 @@ pub struct SettingInfo {
     pub help: &'static str,
     /// Support for the variable in this program.
     pub support: Support,
-    /// Values of other settings without which this one is not read.
-    pub only_with: Option<&'static Requirement>,
+    /// Text for a notice that nothing read the variable: completes "it is only read"; empty if there is nothing to say.
+    pub only_read: &'static str,
 }
 
 impl SettingInfo {
@@ -94,37 +93,11 @@ impl Condition {
     }
 }
 
-/// Values of other settings without which a setting is not read. If it is set all the same, the operator gets a notice.
-pub struct Requirement {
-    /// Values of which one is enough; none if the reader of the settings decides, by `Values::mark_unmet`.
-    pub any_of: &'static [RequiredValue],
-    /// Reason for the notice.
-    pub why: &'static str,
-}
-
-/// Value that a requirement needs.
-pub enum RequiredValue {
-    /// The setting has, or defaults to, the value that this word means.
-    Is(&'static dyn AnySetting, &'static str),
-    /// The setting has any value other than its default.
-    Changed(&'static dyn AnySetting),
-}
-
-impl Requirement {
-    /// Declares a requirement that the code that reads the settings checks, and reports by `Values::mark_unmet`.
-    pub(crate) const fn checked_by_settings_reader(why: &'static str) -> Self {
-        Self { any_of: &[], why }
-    }
-}
-
 impl<T: SettingValue> Setting<T> {
     /// Declares a setting that is honoured and accepts every value of its type.
     pub(crate) const fn new(name: &'static str, default: T::Default, help: &'static str) -> Self {
-        Self {
-            info: SettingInfo { name, help, support: Support::Honoured, only_with: None },
-            default,
-            allowed: T::UNRESTRICTED,
-        }
+        let info = SettingInfo { name, help, support: Support::Honoured, only_read: "" };
+        Self { info, default, allowed: T::UNRESTRICTED }
     }
 
     /// Restricts the values.
@@ -147,9 +120,9 @@ impl<T: SettingValue> Setting<T> {
         Self { info: SettingInfo { support, ..self.info }, ..self }
     }
 
-    /// Declares that the setting is only read if other settings have certain values.
-    pub(crate) const fn only_with(self, requirement: &'static Requirement) -> Self {
-        Self { info: SettingInfo { only_with: Some(requirement), ..self.info }, ..self }
+    /// Says when the setting is read, for a notice that it was not: completes "it is only read", such as `with X=true`.
+    pub(crate) const fn only_read(self, when: &'static str) -> Self {
+        Self { info: SettingInfo { only_read: when, ..self.info }, ..self }
     }
 
     /// Parses a value.
@@ -182,9 +155,6 @@ pub trait AnySetting: Send + Sync {
 
     /// Returns `true` if `text` is a valid value other than the default.
     fn overrides_default(&self, text: &str) -> bool;
-
-    /// Returns `true` if `text` and `word` are the same value.
-    fn is_same_value(&self, text: &str, word: &str) -> bool;
 
     /// Formats the text of the variable for messages.
     fn format_for_message(&self, text: &str) -> String;
@@ -220,10 +190,6 @@ impl<T: SettingValue> AnySetting for Setting<T> {
         self.parse(text).is_ok_and(|value| value != self.default())
     }
 
-    fn is_same_value(&self, text: &str, word: &str) -> bool {
-        self.parse(text).is_ok_and(|value| self.parse(word).is_ok_and(|meant| value == meant))
-    }
-
     fn format_for_message(&self, text: &str) -> String {
         T::format_for_message(text)
     }
@@ -236,20 +202,17 @@ pub struct SettingGroup {
     pub title: &'static str,
     /// The settings, in the order of the documentation.
     pub settings: &'static [&'static dyn AnySetting],
-    /// Values of other settings without which none of the group is read.
-    pub only_with: Option<&'static Requirement>,
 }
 
 /// Declares the settings of a group as typed constants, and the group itself as `GROUP`.
 ///
 /// `NAME: Type = default, "help" .method(...)` declares the variable `NAME`; `NAME as "TEXT*"` declares a family.
-/// `"Title", only with REQUIREMENT;` declares a requirement of all.
+/// `"Title", only read "with X=true";` is `only_read` of all settings that do not say it themselves.
 macro_rules! settings {
     (@name $name:ident) => { stringify!($name) };
     (@name $name:ident $text:literal) => { $text };
-    (@only_with) => { None };
-    (@only_with $requirement:ident) => { Some(&$requirement) };
-    ($title:literal $(, only with $requirement:ident)?;
+    ($title:literal; $($settings:tt)*) => { $crate::settings::setting::settings! { $title, only read ""; $($settings)* } };
+    ($title:literal, only read $when:literal;
         $($name:ident $(as $text:literal)?: $type:ty = $default:expr, $help:literal $(.$method:ident($($arg:expr),*))*;)*
     ) => {
         $(
@@ -258,16 +221,12 @@ macro_rules! settings {
                 $crate::settings::setting::settings!(@name $name $($text)?),
                 $default,
                 $help,
-            )$(.$method($($arg),*))*;
+            ).only_read($when)$(.$method($($arg),*))*;
         )*
 
         /// The settings of this file.
         pub static GROUP: $crate::settings::setting::SettingGroup =
-            $crate::settings::setting::SettingGroup {
-                title: $title,
-                settings: &[$(&$name),*],
-                only_with: $crate::settings::setting::settings!(@only_with $($requirement)?),
-            };
+            $crate::settings::setting::SettingGroup { title: $title, settings: &[$(&$name),*] };
     };
 }
 pub(crate) use settings;

@@ -1,17 +1,16 @@
 //! The store of the counters: this process, Redis or memcached.
 //!
-//! Decides: which store is chosen (memory, Redis, memcached, `requested_backend`).
-//! Decides: which variables have no effect with it.
+//! Decides: which store is chosen (memory, Redis, memcached, `is_redis_asked_for`).
 
 use std::num::NonZeroU16;
 
-use super::counters::*;
-use super::decision_log::{self, TOLLKEEPER_DECISION_LOG_REDIS_URL};
+use super::counters::{BACKEND_TYPE, BackendType};
+use super::decision_log::TOLLKEEPER_DECISION_LOG_REDIS_URL;
 use super::memcache::MemcacheSettings;
+use super::redis::RedisSettings;
 use super::redis::deployment::DeploymentSettings;
 use super::redis::regions::refuse_regions_without_redis;
-use super::redis::{self, *};
-use super::setting::AnySetting;
+use super::setting::AnySetting as _;
 use super::values::{Values, Variable};
 
 /// Store of the counters.
@@ -25,26 +24,6 @@ pub enum StoreSettings {
     /// Memcached, shared by all replicas.
     Memcache(MemcacheSettings),
 }
-
-/// Settings of any store that all replicas share.
-static SETTINGS_OF_SHARED_STORES: [&dyn AnySetting; 7] = [
-    &CACHE_KEY_PREFIX,
-    &EXPIRATION_JITTER_MAX_SECONDS,
-    &TOLLKEEPER_STORE_TIMEOUT,
-    &TOLLKEEPER_REPLICAS,
-    &TOLLKEEPER_KEY_FORMAT,
-    &LOCAL_CACHE_SIZE_IN_BYTES,
-    &TOLLKEEPER_OVER_LIMIT_CACHE_BYTES,
-];
-
-/// Settings of Redis that the stream of the decision log needs too, wherever the counters are.
-static SHARED_WITH_LOG_STREAM: [&dyn AnySetting; 5] = [
-    &REDIS_TIMEOUT,
-    &REDIS_TLS_CACERT,
-    &REDIS_TLS_CLIENT_CERT,
-    &REDIS_TLS_CLIENT_KEY,
-    &REDIS_TLS_SKIP_HOSTNAME_VERIFICATION,
-];
 
 impl StoreSettings {
     /// Returns the settings of counters in Redis, if they are there.
@@ -68,54 +47,31 @@ impl StoreSettings {
         })
     }
 
-    /// Reads the store that the environment asks for; `None` means this process.
-    pub(super) fn from_values(values: &mut Values, backend: Option<BackendType>) -> Self {
-        let is_of_redis = |setting: &&&dyn AnySetting| !applies_to_shared_stores(**setting);
-        let of_redis = redis::GROUP.settings.iter().filter(is_of_redis);
-        match backend {
+    /// Reads the store that `BACKEND_TYPE` or any other of the variables asks for; without them it is this process.
+    pub(super) fn from_values(values: &mut Values, variables: &[Variable]) -> Self {
+        let redis = is_redis_asked_for(variables).then_some(BackendType::Redis);
+        match values.get(&BACKEND_TYPE).or(redis) {
             Some(BackendType::Redis) => Self::Redis(RedisSettings::from_values(values)),
             Some(BackendType::Memcache) => {
                 refuse_regions_without_redis(values, "counters are in memcache");
-                let has_stream = decision_log::stream_has_own_redis(values);
-                let is_of_stream = |name: &str| SHARED_WITH_LOG_STREAM.iter().any(|of_stream| of_stream.name() == name);
-                for setting in of_redis.filter(|setting| !(has_stream && is_of_stream(setting.name()))) {
-                    values.mark_ignored_unless_default(*setting, "counters are in memcache, not in Redis");
-                }
                 Self::Memcache(MemcacheSettings::from_values(values))
             }
             None => {
                 refuse_regions_without_redis(values, "counters are in this process");
-                // Any REDIS_ variable selects Redis. Warnings about rules read TOLLKEEPER_MAX_REPLICAS without it too.
-                let is_unread = |name: &str| name.starts_with("TOLLKEEPER_") && name != TOLLKEEPER_MAX_REPLICAS.name();
-                for setting in of_redis.filter(|setting| is_unread(setting.name())).chain(&SETTINGS_OF_SHARED_STORES) {
-                    values.mark_ignored_unless_default(*setting, "counters are in this process");
-                }
                 Self::Memory
             }
         }
     }
 }
 
-/// Returns `true` if the setting concerns every store that all replicas share, Redis and memcached.
-fn applies_to_shared_stores(setting: &dyn AnySetting) -> bool {
-    SETTINGS_OF_SHARED_STORES.iter().any(|shared| shared.name() == setting.name())
-}
-
-/// Returns the store that the variables ask for; a variable without effect can ask for Redis too.
-pub(super) fn requested_backend(variables: &[Variable]) -> Option<BackendType> {
-    let text = |variable: &Variable| variable.text.clone().unwrap_or_default();
-    let is_backend = |text: &str| {
-        variables.iter().any(|variable| variable.name == BACKEND_TYPE.name() && variable.text.as_deref() == Some(text))
-    };
-    if is_backend("memcache") {
-        return Some(BackendType::Memcache);
-    }
+/// Returns `true` if a variable asks for Redis; one without effect does too.
+fn is_redis_asked_for(variables: &[Variable]) -> bool {
+    let is_set = |variable: &Variable| variable.text.as_ref().is_some_and(|text| !text.is_empty());
     // Certificates may be those of the decision log's stream alone.
     let is_url = |variable: &Variable| variable.name == TOLLKEEPER_DECISION_LOG_REDIS_URL.name();
-    let has_stream = variables.iter().any(|variable| is_url(variable) && !text(variable).is_empty());
+    let has_stream = variables.iter().any(|variable| is_url(variable) && is_set(variable));
     let is_of_stream = |name: &str| has_stream && name.starts_with("REDIS_TLS_");
-    let is_redis = |variable: &Variable| {
-        variable.name.starts_with("REDIS_") && !is_of_stream(&variable.name) && !text(variable).is_empty()
-    };
-    (is_backend("redis") || variables.iter().any(is_redis)).then_some(BackendType::Redis)
+    variables
+        .iter()
+        .any(|variable| variable.name.starts_with("REDIS_") && !is_of_stream(&variable.name) && is_set(variable))
 }

@@ -16,16 +16,16 @@ use rustls::{CertificateError, ClientConfig, Error};
 
 use super::pem::{ClientCertificate, PemFile, collect_trusted_roots, finish_tls_client_config};
 use super::problem::UnusableSetting;
-use super::setting::{AnySetting, Condition, RequiredValue, Requirement, Setting, settings};
+use super::setting::{AnySetting, Condition, Setting, settings};
 use super::values::Values;
 
 settings! { "TLS of the listeners";
     GRPC_SERVER_USE_TLS: bool = false, "serve gRPC over TLS";
     GRPC_SERVER_TLS_CERT: Option<PathBuf> = None,
         "certificate chain of the gRPC listener, PEM file; reloaded when it changes"
-        .differs_when(Condition::Never, "it may be in another directory than the key") .only_with(&REQUIRES_GRPC_TLS);
+        .differs_when(Condition::Never, "it may be in another directory than the key") .only_read("with GRPC_SERVER_USE_TLS=true");
     GRPC_SERVER_TLS_KEY: Option<PathBuf> = None,
-        "private key of the gRPC listener, PEM file; reloaded when it changes" .only_with(&REQUIRES_GRPC_TLS);
+        "private key of the gRPC listener, PEM file; reloaded when it changes" .only_read("with GRPC_SERVER_USE_TLS=true");
     GRPC_SERVER_TLS_CA_CERT: Option<PathBuf> = None, "set by Envoy Gateway"
         .has_no_effect_with_notice_when(Condition::NotEmpty, "envoyproxy/ratelimit does not read it either");
     GRPC_CLIENT_TLS_CACERT: Option<PathBuf> = None,
@@ -39,11 +39,6 @@ settings! { "TLS of the listeners";
     TOLLKEEPER_HTTP_TLS_CLIENT_CACERT: Option<PathBuf> = None,
         "CA certificates for clients of the HTTP listener, PEM file; set: clients and probes need a certificate";
 }
-
-static REQUIRES_GRPC_TLS: Requirement = Requirement {
-    any_of: &[RequiredValue::Is(&GRPC_SERVER_USE_TLS, "true")],
-    why: "it is only read with GRPC_SERVER_USE_TLS=true",
-};
 
 /// TLS of a listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -87,12 +82,6 @@ impl ListenerTls {
     ///
     /// Client certificates without TLS would let everybody in; that prevents the start.
     pub(super) fn read_grpc(values: &mut Values) -> Option<Self> {
-        let pair = KeyPairFiles {
-            certificate_setting: &GRPC_SERVER_TLS_CERT,
-            certificate: values.pem_file(&GRPC_SERVER_TLS_CERT),
-            key_setting: &GRPC_SERVER_TLS_KEY,
-            key: values.pem_file(&GRPC_SERVER_TLS_KEY),
-        };
         let authorities = values.pem_file(&GRPC_CLIENT_TLS_CACERT);
         let san = values.get(&GRPC_CLIENT_TLS_SAN);
         if !values.get(&GRPC_SERVER_USE_TLS) {
@@ -105,6 +94,12 @@ impl ListenerTls {
             }
             return None;
         }
+        let pair = KeyPairFiles {
+            certificate_setting: &GRPC_SERVER_TLS_CERT,
+            certificate: values.pem_file(&GRPC_SERVER_TLS_CERT),
+            key_setting: &GRPC_SERVER_TLS_KEY,
+            key: values.pem_file(&GRPC_SERVER_TLS_KEY),
+        };
         if pair.certificate.is_none() && pair.key.is_none() {
             let fix = "give GRPC_SERVER_TLS_CERT and GRPC_SERVER_TLS_KEY";
             values.add_problem(&GRPC_SERVER_USE_TLS, "there is no certificate to serve with", fix);
@@ -187,11 +182,6 @@ pub(crate) struct StoreTlsVariables {
 }
 
 impl StoreTlsVariables {
-    /// Returns the four settings without their types.
-    pub(crate) fn all_settings(&self) -> [&'static dyn AnySetting; 4] {
-        [self.ca, self.certificate, self.key, self.skip_hostname]
-    }
-
     /// Reads the settings; a certificate without its key is a problem, and so is a key without its certificate.
     pub(crate) fn read_tls(&self, values: &mut Values) -> StoreTls {
         let client = match (values.pem_file(self.certificate), values.pem_file(self.key)) {

@@ -15,7 +15,7 @@ use std::time::Duration;
 use super::collector::{CollectorSettings, CollectorTls, check_collector_url, is_header_pair, parse_attribute};
 use super::pem::{ClientCertificate, PemFile};
 use super::secret::Secret;
-use super::setting::{AnySetting, Condition, Setting, settings};
+use super::setting::{AnySetting as _, Condition, Setting, settings};
 use super::value::number::{FloatRange, IntRange};
 use super::value::text::{SecretUrl, TextList};
 use super::value::{Choice, WordTable};
@@ -28,7 +28,7 @@ use crate::telemetry::traces::{SpanQueueOptions, TraceSampler};
 const ZERO_TO_ONE: FloatRange = FloatRange::new(0.0, 1.0);
 const UP_TO_AN_HOUR_MS: IntRange = IntRange::new(1, 3_600_000);
 
-settings! { "Tracing";
+settings! { "Tracing", only read "with TRACING_ENABLED=true and without OTEL_SDK_DISABLED";
     TRACING_ENABLED: bool = false, "export traces over OTLP";
     TRACING_SERVICE_NAME: String = "RateLimit", "service.name of traces; takes precedence over OTEL_SERVICE_NAME";
     TRACING_SERVICE_NAMESPACE: Option<String> = None, "service.namespace of traces";
@@ -47,8 +47,10 @@ settings! { "Tracing";
         "URL of the collector; not set: http://localhost:4318, or port 4317 over gRPC";
     OTEL_EXPORTER_OTLP_TRACES_ENDPOINT: Option<SecretUrl> = None,
         "URL of the collector for traces; over HTTP with the whole path";
-    OTEL_EXPORTER_OTLP_PROTOCOL: Option<OtelProtocol> = None, "protocol of the collector";
-    OTEL_EXPORTER_OTLP_TRACES_PROTOCOL: Option<OtelProtocol> = None, "protocol of the collector for traces";
+    OTEL_EXPORTER_OTLP_PROTOCOL: Option<OtelProtocol> = None, "protocol of the collector"
+        .only_read("with TRACING_ENABLED=true and without TRACING_EXPORTER_PROTOCOL");
+    OTEL_EXPORTER_OTLP_TRACES_PROTOCOL: Option<OtelProtocol> = None, "protocol of the collector for traces"
+        .only_read("with TRACING_ENABLED=true and without TRACING_EXPORTER_PROTOCOL");
     OTEL_EXPORTER_OTLP_HEADERS: Option<Secret> = None, "headers of export requests: k=v,k=v";
     OTEL_EXPORTER_OTLP_TRACES_HEADERS: Option<Secret> = None, "headers of export requests for traces: k=v,k=v";
     OTEL_EXPORTER_OTLP_TIMEOUT: u64 = 10_000, "time limit of an export request, in milliseconds"
@@ -68,8 +70,10 @@ settings! { "Tracing";
         .has_no_effect_with_notice_when(Condition::True, "the URL decides, by http:// or https://");
     OTEL_EXPORTER_OTLP as "OTEL_EXPORTER_OTLP_*": Option<Secret> = None, "other settings of OTLP exporters"
         .has_no_effect_with_notice_when(Condition::NotEmpty, "it is not for traces, logs or metrics, or not known");
-    OTEL_TRACES_SAMPLER: Option<OtelSampler> = None, "sampler of traces; not set: TRACING_SAMPLING_RATE";
-    OTEL_TRACES_SAMPLER_ARG: f64 = 1.0, "share of the traces that a traceidratio sampler keeps" .with_allowed(ZERO_TO_ONE);
+    OTEL_TRACES_SAMPLER: Option<OtelSampler> = None, "sampler of traces; not set: TRACING_SAMPLING_RATE"
+        .only_read("with TRACING_ENABLED=true and without OTEL_SDK_DISABLED and TRACING_SAMPLING_RATE");
+    OTEL_TRACES_SAMPLER_ARG: f64 = 1.0, "share of the traces that a traceidratio sampler keeps" .with_allowed(ZERO_TO_ONE)
+        .only_read("with TRACING_ENABLED=true and OTEL_TRACES_SAMPLER=traceidratio or parentbased_traceidratio");
     OTEL_PROPAGATORS: TextList = "tracecontext,b3,b3multi",
         "formats of trace context in requests; W3C takes precedence over B3";
     OTEL_BSP_MAX_QUEUE_SIZE: usize = 2048, "maximum number of queued spans; more are dropped and counted"
@@ -168,59 +172,27 @@ pub struct TracingSettings {
     pub records_descriptors: bool,
 }
 
-/// Settings that the export of traces shares with that of logs and of metrics.
-const SETTINGS_SHARED_WITH_OTHER_SIGNALS: [&dyn AnySetting; 14] = [
-    &TRACING_SERVICE_NAME,
-    &TRACING_SERVICE_NAMESPACE,
-    &TRACING_SERVICE_INSTANCE_ID,
-    &TRACING_EXPORTER_PROTOCOL,
-    &OTEL_SERVICE_NAME,
-    &OTEL_RESOURCE_ATTRIBUTES,
-    &OTEL_EXPORTER_OTLP_ENDPOINT,
-    &OTEL_EXPORTER_OTLP_PROTOCOL,
-    &OTEL_EXPORTER_OTLP_HEADERS,
-    &OTEL_EXPORTER_OTLP_TIMEOUT,
-    &OTEL_EXPORTER_OTLP_COMPRESSION,
-    &OTEL_EXPORTER_OTLP_CERTIFICATE,
-    &OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE,
-    &OTEL_EXPORTER_OTLP_CLIENT_KEY,
-];
-
 impl TracingSettings {
-    /// Reads the settings; `None` if no traces are exported. `exports_others` means that logs or metrics use
-    /// the shared ones.
-    pub(super) fn from_values(values: &mut Values, exports_others: bool) -> Option<Self> {
-        let tracing = Self {
+    /// Reads the settings; `None` if no traces are exported.
+    pub(super) fn from_values(values: &mut Values) -> Option<Self> {
+        let is_off = values.get(&OTEL_SDK_DISABLED);
+        if !values.get(&TRACING_ENABLED) || is_off {
+            return None;
+        }
+        Some(Self {
             collector: CollectorSettings::from_signal_variables(values, &TRACE_VARIABLES),
             sampler: read_sampler(values),
             formats: read_propagation_formats(values),
             queue: read_queue_options(values),
             records_descriptors: values.get(&TOLLKEEPER_TRACE_DESCRIPTORS),
-        };
-        if values.get(&TRACING_ENABLED) && !values.get(&OTEL_SDK_DISABLED) {
-            return Some(tracing);
-        }
-        let is_enabled = values.get(&TRACING_ENABLED);
-        let why = if is_enabled { "OTEL_SDK_DISABLED is true" } else { "it is only read with TRACING_ENABLED=true" };
-        let is_read =
-            |name| exports_others && SETTINGS_SHARED_WITH_OTHER_SIGNALS.iter().any(|shared| shared.name() == name);
-        for setting in GROUP.settings {
-            let name = setting.name();
-            if !setting.info().is_variable_family() && name != OTEL_SDK_DISABLED.name() && !is_read(name) {
-                values.mark_ignored_unless_default(*setting, why);
-            }
-        }
-        None
+        })
     }
 }
 
-fn read_sampler(values: &mut Values) -> TraceSampler {
-    let otel = values.get(&OTEL_TRACES_SAMPLER);
-    let (true, Some(otel)) = (!values.is_set(&TRACING_SAMPLING_RATE), otel) else {
-        values.mark_ignored_unless_default(&OTEL_TRACES_SAMPLER, "TRACING_SAMPLING_RATE is set");
-        let is_unset = otel.is_none();
-        let why = if is_unset { "OTEL_TRACES_SAMPLER is not set" } else { "TRACING_SAMPLING_RATE is set" };
-        values.mark_ignored_unless_default(&OTEL_TRACES_SAMPLER_ARG, why);
+fn read_sampler(values: &Values) -> TraceSampler {
+    let is_rate_set = values.is_set(&TRACING_SAMPLING_RATE);
+    let otel = values.get_if(!is_rate_set, &OTEL_TRACES_SAMPLER);
+    let Some(otel) = otel else {
         return TraceSampler { follows_parent: true, ratio: values.get(&TRACING_SAMPLING_RATE) };
     };
     let ratio = match otel.selection {
@@ -266,6 +238,7 @@ pub(super) struct OtlpSignalVariables {
     pub(super) protocol: &'static Setting<Option<OtelProtocol>>,
     pub(super) headers: &'static Setting<Option<Secret>>,
     pub(super) timeout: &'static Setting<Option<u64>>,
+    pub(super) compression: &'static Setting<Option<Compression>>,
     pub(super) certificate: &'static Setting<Option<PathBuf>>,
     pub(super) client_certificate: &'static Setting<Option<PathBuf>>,
     pub(super) client_key: &'static Setting<Option<PathBuf>>,
@@ -278,6 +251,7 @@ static TRACE_VARIABLES: OtlpSignalVariables = OtlpSignalVariables {
     protocol: &OTEL_EXPORTER_OTLP_TRACES_PROTOCOL,
     headers: &OTEL_EXPORTER_OTLP_TRACES_HEADERS,
     timeout: &OTEL_EXPORTER_OTLP_TRACES_TIMEOUT,
+    compression: &OTEL_EXPORTER_OTLP_TRACES_COMPRESSION,
     certificate: &OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE,
     client_certificate: &OTEL_EXPORTER_OTLP_TRACES_CLIENT_CERTIFICATE,
     client_key: &OTEL_EXPORTER_OTLP_TRACES_CLIENT_KEY,
@@ -296,11 +270,14 @@ impl CollectorSettings {
         let setting = setting.map_or(OTEL_EXPORTER_OTLP_ENDPOINT.name(), |url| url.name);
         let endpoint = read_collector_url(values, signal, protocol);
         check_headers(values, signal);
-        let timeout_ms = values.get(signal.timeout).unwrap_or_else(|| values.get(&OTEL_EXPORTER_OTLP_TIMEOUT));
+        let timeout_ms = values.get(&OTEL_EXPORTER_OTLP_TIMEOUT);
+        let timeout_ms = values.get(signal.timeout).unwrap_or(timeout_ms);
+        let compression = values.first_set([signal.compression, &OTEL_EXPORTER_OTLP_COMPRESSION]);
         Self {
             protocol,
             setting,
             endpoint,
+            is_compressed: compression.is_some_and(|first| first.value == Compression::Gzip),
             timeout: Duration::from_millis(timeout_ms),
             tls: CollectorTls::from_signal_variables(values, signal),
             resource: read_resource_attributes(values),
@@ -308,12 +285,9 @@ impl CollectorSettings {
     }
 }
 
-fn read_protocol(values: &mut Values, signal: &OtlpSignalVariables) -> OtlpProtocol {
+fn read_protocol(values: &Values, signal: &OtlpSignalVariables) -> OtlpProtocol {
     let otel = [signal.protocol, &OTEL_EXPORTER_OTLP_PROTOCOL];
     if values.is_set(&TRACING_EXPORTER_PROTOCOL) {
-        for setting in otel {
-            values.mark_ignored_unless_default(setting, "TRACING_EXPORTER_PROTOCOL is set");
-        }
         return values.get(&TRACING_EXPORTER_PROTOCOL);
     }
     let OtelProtocol(protocol) = values
@@ -398,7 +372,7 @@ fn read_resource_attributes(values: &mut Values) -> Vec<(String, String)> {
         }
     };
     let own_name = values.is_set(&TRACING_SERVICE_NAME).then(|| values.get(&TRACING_SERVICE_NAME));
-    put("service.name", own_name.or_else(|| values.get(&OTEL_SERVICE_NAME)));
+    put("service.name", own_name.or(values.get(&OTEL_SERVICE_NAME)));
     put("service.namespace", values.get(&TRACING_SERVICE_NAMESPACE));
     put("service.instance.id", values.get(&TRACING_SERVICE_INSTANCE_ID));
     if !resource.iter().any(|(name, value)| name == "service.name" && !value.is_empty()) {

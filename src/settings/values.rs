@@ -3,18 +3,19 @@
 //! A setting that is not set reads as its default, and so does one with an invalid value, so that everything else can
 //! still be checked. Whatever is found out on the way is collected here: problems, notices and ignored variables.
 //! `Variable::own_effect` is the one place that decides about a single variable, for the start and for `check --env`
-//! alike. The requirements (`only_with`), without which a setting has no effect, are applied here too.
+//! alike. A variable that is set and that no reader has read has no effect, so readers read only what they use.
 //!
 //! Decides: what a wrong variable does, or one that is not UTF-8 (`own_effect`).
-//! Decides: when a variable has no effect because of others (`only_with`), also in `check --env`.
+//! Decides: which variables have no effect because of others (`ignore_unread_variables`), also in `check --env`.
 
-use std::collections::HashMap;
+use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use super::pem::PemFile;
 use super::problem::{InvalidSetting, Notice, SettingProblem};
-use super::setting::{AnySetting, RequiredValue, Requirement, Setting, SettingGroup, Support};
+use super::setting::{AnySetting, Setting, Support};
 use super::value::SettingValue;
 
 /// A known variable that is set.
@@ -61,23 +62,25 @@ impl Variable {
 #[derive(Default)]
 pub(crate) struct Values {
     /// The valid values, by the full name of their variable.
-    given: HashMap<String, GivenValue>,
-    /// Requirements that the readers found not to be met.
-    unmet: Vec<&'static Requirement>,
+    given: BTreeMap<String, GivenValue>,
     findings: EnvironmentFindings,
 }
 
 struct GivenValue {
+    setting: &'static dyn AnySetting,
     text: String,
     /// The text for messages.
     shown: String,
+    /// `true` if a reader asked for the value.
+    is_read: Cell<bool>,
 }
 
-/// A variable that is ignored, or differs from envoyproxy/ratelimit, because of others, with the reason.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct SettingRemark {
-    pub(crate) name: &'static str,
-    pub(crate) why: &'static str,
+impl GivenValue {
+    /// Returns the text for a reader.
+    fn read(&self) -> &str {
+        self.is_read.set(true);
+        &self.text
+    }
 }
 
 /// A value with the setting that it comes from.
@@ -91,10 +94,10 @@ pub(crate) struct SourcedValue<T> {
 pub(crate) struct EnvironmentFindings {
     /// Problems; the settings are unusable if there is one.
     pub(crate) problems: Vec<SettingProblem>,
-    /// Variables without effect because of others.
-    pub(crate) ignored: Vec<SettingRemark>,
-    /// Variables that, with these values, differ from envoyproxy/ratelimit.
-    pub(crate) differences: Vec<SettingRemark>,
+    /// Variables without effect because of others, with the reason.
+    pub(crate) ignored: Vec<Notice>,
+    /// Variables that, with these values, differ from envoyproxy/ratelimit, and how.
+    pub(crate) differences: Vec<Notice>,
     /// Notices that are not in `ignored`.
     pub(crate) notices: Vec<Notice>,
 }
@@ -107,8 +110,8 @@ impl Values {
             let (name, shown) = (variable.name.clone(), variable.format_for_message());
             match variable.own_effect() {
                 VariableEffect::Used => {
-                    let text = variable.text.clone().unwrap_or_default();
-                    values.given.insert(name, GivenValue { text, shown });
+                    let (setting, text) = (variable.setting, variable.text.clone().unwrap_or_default());
+                    values.given.insert(name, GivenValue { setting, text, shown, is_read: Cell::new(false) });
                 }
                 VariableEffect::Invalid(invalid) => {
                     values.findings.problems.push(SettingProblem { name, shown, what: invalid.what, fix: invalid.fix });
@@ -124,8 +127,13 @@ impl Values {
 
     /// Returns the value of `setting`; its default if none was given, or one that was reported as wrong.
     pub(crate) fn get<T: SettingValue>(&self, setting: &Setting<T>) -> T {
-        let given = self.given.get(setting.name()).and_then(|given| setting.parse(&given.text).ok());
+        let given = self.given.get(setting.name()).and_then(|given| setting.parse(given.read()).ok());
         given.unwrap_or_else(|| setting.default())
+    }
+
+    /// Returns the value of `setting` if the condition is true, and otherwise its default, without reading it.
+    pub(crate) fn get_if<T: SettingValue>(&self, is_used: bool, setting: &Setting<T>) -> T {
+        if is_used { self.get(setting) } else { setting.default() }
     }
 
     /// Returns the value of a duration of which 0 means "never" or "no limit".
@@ -135,15 +143,13 @@ impl Values {
 
     /// Returns the text of the variable `name` of a family.
     pub(crate) fn family_member_text(&self, name: &str) -> Option<&str> {
-        self.given.get(name).map(|given| given.text.as_str())
+        self.given.get(name).map(GivenValue::read)
     }
 
-    /// Returns the first value that is set of two settings for the same thing.
+    /// Returns the first value that is set of two settings for the same thing; both count as read.
     pub(crate) fn first_set<T: SettingValue>(&self, settings: [&Setting<Option<T>>; 2]) -> Option<SourcedValue<T>> {
-        settings.into_iter().find_map(|setting| {
-            let value = self.get(setting)?;
-            Some(SourcedValue { name: setting.name(), value })
-        })
+        let values = settings.map(|setting| Some(SourcedValue { name: setting.name(), value: self.get(setting)? }));
+        values.into_iter().flatten().next()
     }
 
     /// Returns the file that `setting` names.
@@ -188,59 +194,41 @@ impl Values {
     }
 
     /// Records that a setting is ignored because of others, even if it is set to its default.
-    pub(crate) fn mark_ignored(&mut self, setting: &dyn AnySetting, why: &'static str) {
-        self.findings.ignored.push(SettingRemark { name: setting.name(), why });
+    pub(crate) fn mark_ignored(&mut self, setting: &dyn AnySetting, why: &str) {
+        self.findings.ignored.push(Notice { name: setting.name().to_owned(), what: why.to_owned() });
     }
 
     /// Records that a setting, with the values of all, differs from envoyproxy/ratelimit.
-    pub(crate) fn mark_difference_from_envoy_ratelimit(&mut self, setting: &dyn AnySetting, why: &'static str) {
-        self.findings.differences.push(SettingRemark { name: setting.name(), why });
+    pub(crate) fn mark_difference_from_envoy_ratelimit(&mut self, setting: &dyn AnySetting, why: &str) {
+        self.findings.differences.push(Notice { name: setting.name().to_owned(), what: why.to_owned() });
     }
 
-    /// Records that a setting is ignored because of others, if it is set to anything but its default.
-    pub(crate) fn mark_ignored_unless_default(&mut self, setting: &dyn AnySetting, why: &'static str) {
-        if self.differs_from_default(setting) {
-            self.mark_ignored(setting, why);
-        }
-    }
-
-    /// Returns `true` if the values meet a requirement; one that a reader decides about counts as met.
-    pub(crate) fn meets_requirement(&self, requirement: &Requirement) -> bool {
-        let is_met = |need: &RequiredValue| match *need {
-            RequiredValue::Is(setting, word) => match self.given.get(setting.name()) {
-                Some(given) => setting.is_same_value(&given.text, word),
-                None => setting.is_same_value(&setting.default_text(), word),
-            },
-            RequiredValue::Changed(setting) => self.differs_from_default(setting),
-        };
-        requirement.any_of.is_empty() || requirement.any_of.iter().any(is_met)
-    }
-
-    /// Records that a requirement of the kind `Requirement::checked_by_settings_reader` is not met.
-    pub(crate) fn mark_unmet(&mut self, requirement: &'static Requirement) {
-        self.unmet.push(requirement);
-    }
-
-    /// Records that the settings whose requirements are not met are ignored, unless a reader gave another reason.
-    pub(crate) fn ignore_settings_with_unmet_requirements(&mut self, groups: &[&SettingGroup]) {
-        for (group, setting) in groups.iter().flat_map(|group| group.settings.iter().map(move |one| (group, *one))) {
-            let requirements = group.only_with.into_iter().chain(setting.info().only_with);
-            let is_unmet = |requirement: &&'static Requirement| {
-                !self.meets_requirement(requirement)
-                    || self.unmet.iter().any(|unmet| std::ptr::eq(*unmet, *requirement))
-            };
-            let unmet = requirements.into_iter().find(is_unmet);
-            if let Some(unmet) = unmet
-                && self.findings.ignored.iter().all(|ignored| ignored.name != setting.name())
-            {
-                self.mark_ignored_unless_default(setting, unmet.why);
-            }
-        }
-    }
-
-    /// Returns `true` if the variable is set to anything but its default.
-    fn differs_from_default(&self, setting: &dyn AnySetting) -> bool {
+    /// Returns `true` if the variable is set to anything but its default; it does not count as read.
+    pub(crate) fn differs_from_default(&self, setting: &dyn AnySetting) -> bool {
         self.given.get(setting.name()).is_some_and(|given| setting.overrides_default(&given.text))
+    }
+
+    /// Records that the variables which no reader has read are ignored, unless they are set to their defaults.
+    pub(crate) fn ignore_unread_variables(&mut self) {
+        /// Names that clouds give to every program.
+        const CLOUD_PREFIXES: [&str; 3] = ["AWS_", "AZURE_", "GCE_"];
+        for (name, given) in &self.given {
+            let info = given.setting.info();
+            let is_for_all_programs = CLOUD_PREFIXES.iter().any(|prefix| name.starts_with(prefix));
+            let has_no_effect = matches!(info.support, Support::NoEffect { .. });
+            if given.is_read.get()
+                || is_for_all_programs
+                || has_no_effect
+                || !given.setting.overrides_default(&given.text)
+            {
+                continue;
+            }
+            let what = match info.only_read {
+                "" => "nothing reads it with these settings".to_owned(),
+                when => format!("it is only read {when}"),
+            };
+            self.findings.ignored.push(Notice { name: name.clone(), what });
+        }
     }
 
     /// Returns the findings, in the order in which they were made.

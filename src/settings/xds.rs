@@ -12,12 +12,12 @@ use super::address::{Address, Host};
 use super::pem::{ClientCertificate, PemFile};
 use super::rules::{CONFIG_TYPE, RuleSourceKind};
 use super::secret::Secret;
-use super::setting::{Condition, RequiredValue, Requirement, settings};
+use super::setting::{Condition, settings};
 use super::value::number::FloatRange;
 use super::value::text::SecretUrl;
 use super::values::Values;
 
-settings! { "Rules over xDS", only with REQUIRES_XDS;
+settings! { "Rules over xDS", only read "with CONFIG_TYPE=GRPC_XDS_SOTW";
     CONFIG_GRPC_XDS_NODE_ID: String = "default", "node id, by which the control plane selects the rules";
     CONFIG_GRPC_XDS_NODE_METADATA: String = "", "node metadata: k=v,k=v";
     CONFIG_GRPC_XDS_SERVER_URL: SecretUrl = "localhost:18000", "host:port of the xDS server";
@@ -26,13 +26,13 @@ settings! { "Rules over xDS", only with REQUIRES_XDS;
     CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS: Option<Secret> = None, "headers of the stream: k:v,k:v";
     CONFIG_GRPC_XDS_SERVER_USE_TLS: bool = false, "connect over TLS";
     CONFIG_GRPC_XDS_CLIENT_TLS_CERT: Option<PathBuf> = None,
-        "client certificate for the xDS server, PEM file; read for each connection" .only_with(&REQUIRES_XDS_TLS);
+        "client certificate for the xDS server, PEM file; read for each connection" .only_read("with CONFIG_TYPE=GRPC_XDS_SOTW and CONFIG_GRPC_XDS_SERVER_USE_TLS=true");
     CONFIG_GRPC_XDS_CLIENT_TLS_KEY: Option<PathBuf> = None, "private key of the client certificate, PEM file"
-        .only_with(&REQUIRES_XDS_TLS);
+        .only_read("with CONFIG_TYPE=GRPC_XDS_SOTW and CONFIG_GRPC_XDS_SERVER_USE_TLS=true");
     CONFIG_GRPC_XDS_SERVER_TLS_CACERT: Option<PathBuf> = None,
-        "CA certificates for the xDS server, PEM file; trusted beside the system's" .only_with(&REQUIRES_XDS_TLS);
+        "CA certificates for the xDS server, PEM file; trusted beside the system's" .only_read("with CONFIG_TYPE=GRPC_XDS_SOTW and CONFIG_GRPC_XDS_SERVER_USE_TLS=true");
     CONFIG_GRPC_XDS_SERVER_TLS_SAN: Option<String> = None,
-        "name that the certificate of the xDS server must hold, instead of the host" .only_with(&REQUIRES_XDS_TLS);
+        "name that the certificate of the xDS server must hold, instead of the host" .only_read("with CONFIG_TYPE=GRPC_XDS_SOTW and CONFIG_GRPC_XDS_SERVER_USE_TLS=true");
     XDS_CLIENT_BACKOFF_INITIAL_INTERVAL: Duration = Duration::from_millis(600), "first delay after a lost stream"
         .differs_when(Condition::Never, "10s in envoyproxy/ratelimit");
     XDS_CLIENT_BACKOFF_MAX_INTERVAL: Duration = Duration::from_secs(3), "longest delay after a lost stream"
@@ -45,13 +45,6 @@ settings! { "Rules over xDS", only with REQUIRES_XDS;
     TOLLKEEPER_XDS_CACHE: Option<PathBuf> = None,
         "file that keeps the last accepted rules, for a start while the control plane is away";
 }
-
-static REQUIRES_XDS: Requirement = Requirement {
-    any_of: &[RequiredValue::Is(&CONFIG_TYPE, "GRPC_XDS_SOTW")],
-    why: "it is only read with CONFIG_TYPE=GRPC_XDS_SOTW",
-};
-static REQUIRES_XDS_TLS: Requirement =
-    Requirement::checked_by_settings_reader("it is only read with CONFIG_GRPC_XDS_SERVER_USE_TLS=true");
 
 /// Maximum size of a message if none is set.
 const DEFAULT_MAX_MESSAGE_BYTES: usize = 64 << 20;
@@ -118,16 +111,16 @@ impl XdsSettings {
         if values.get(&CONFIG_TYPE) != RuleSourceKind::Xds {
             return None;
         }
-        let (host, port) = read_server_host_and_port(values)?;
+        let server = read_server_host_and_port(values);
         let initial = values.get(&XDS_CLIENT_BACKOFF_INITIAL_INTERVAL);
         let max = values.get(&XDS_CLIENT_BACKOFF_MAX_INTERVAL);
         // One of them may be set without the other.
         let is_max_set = values.is_set(&XDS_CLIENT_BACKOFF_MAX_INTERVAL);
         let (initial, max) = if is_max_set { (initial.min(max), max) } else { (initial, max.max(initial)) };
         let max_message_bytes = usize::try_from(values.get(&XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES)).unwrap_or_default();
-        Some(Self {
-            host,
-            port,
+        let settings = Self {
+            host: String::new(),
+            port: 0,
             node_id: values.get(&CONFIG_GRPC_XDS_NODE_ID),
             node_metadata: read_node_metadata(values),
             headers: read_headers(values),
@@ -140,7 +133,9 @@ impl XdsSettings {
             },
             cache: values.get(&TOLLKEEPER_XDS_CACHE),
             max_message_bytes: if max_message_bytes == 0 { DEFAULT_MAX_MESSAGE_BYTES } else { max_message_bytes },
-        })
+        };
+        let (host, port) = server?;
+        Some(Self { host, port, ..settings })
     }
 
     /// Returns `host:port`.
@@ -203,14 +198,13 @@ fn split_pairs(text: &str, separator: char) -> Option<Vec<(String, String)>> {
 }
 
 fn read_tls(values: &mut Values) -> Option<XdsTls> {
+    if !values.get(&CONFIG_GRPC_XDS_SERVER_USE_TLS) {
+        return None;
+    }
     let ca = values.pem_file(&CONFIG_GRPC_XDS_SERVER_TLS_CACERT);
     let certificate = values.pem_file(&CONFIG_GRPC_XDS_CLIENT_TLS_CERT);
     let key = values.pem_file(&CONFIG_GRPC_XDS_CLIENT_TLS_KEY);
     let san = values.get(&CONFIG_GRPC_XDS_SERVER_TLS_SAN);
-    if !values.get(&CONFIG_GRPC_XDS_SERVER_USE_TLS) {
-        values.mark_unmet(&REQUIRES_XDS_TLS);
-        return None;
-    }
     if san.as_deref().is_some_and(|name| ServerName::try_from(name).is_err()) {
         let what = "not a name that a certificate can hold";
         values.add_problem(&CONFIG_GRPC_XDS_SERVER_TLS_SAN, what, "give one DNS name, without a wildcard");

@@ -223,7 +223,7 @@ pub(super) fn build_metric_exporter(
     let options = OtlpMetricsOptions {
         collector: collector.build_otlp_options(threads::lower_thread_priority)?,
         headers: headers.collect(),
-        is_compressed: settings.is_compressed,
+        is_compressed: settings.collector.is_compressed,
         temporality: settings.temporality,
         tags: tags.to_vec(),
         resource: collector.resource.clone(),

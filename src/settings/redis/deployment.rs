@@ -76,7 +76,8 @@ pub const URL_FLAG: &str = "--url";
 /// The variables of one deployment.
 pub(crate) struct DeploymentVariables {
     pub(crate) url: AddressVariables,
-    pub(crate) connections: &'static Setting<NonZeroUsize>,
+    /// `None`: there is one connection to each node.
+    pub(crate) connections: Option<&'static Setting<NonZeroUsize>>,
     pub(crate) connect_timeout: &'static Setting<Duration>,
     pub(crate) tls: &'static Setting<bool>,
     pub(crate) server: CredentialVariables,
@@ -106,8 +107,6 @@ impl DeploymentVariables {
                 (topology, self.server.read_credentials(values, Credentials::None, self.url.url))
             }
             DeploymentKind::Single | DeploymentKind::Cluster => {
-                values.mark_ignored_unless_default(self.sentinels.auth, "there are no sentinels");
-                values.mark_ignored_unless_default(self.sentinels.file, "there are no sentinels");
                 let is_cluster = kind == DeploymentKind::Cluster;
                 if is_cluster && in_url != Credentials::None {
                     values.mark_difference_from_envoy_ratelimit(
@@ -176,11 +175,11 @@ impl DeploymentVariables {
     /// Reads the number of connections, up to a maximum: an environment with more is not wrong.
     fn read_connection_count(&self, values: &mut Values) -> NonZeroUsize {
         const MAX_CONNECTIONS: NonZeroUsize = NonZeroUsize::new(128).expect("it is not 0");
-        let connections = values.get(self.connections);
+        let Some(setting) = self.connections else { return NonZeroUsize::MIN };
+        let connections = values.get(setting);
         if connections > MAX_CONNECTIONS {
-            values
-                .add_notice(self.connections, format!("is more than the maximum of {MAX_CONNECTIONS}, which is used"));
-            values.mark_difference_from_envoy_ratelimit(self.connections, "the maximum is 128, which is used");
+            values.add_notice(setting, format!("is more than the maximum of {MAX_CONNECTIONS}, which is used"));
+            values.mark_difference_from_envoy_ratelimit(setting, "the maximum is 128, which is used");
         }
         connections.min(MAX_CONNECTIONS)
     }

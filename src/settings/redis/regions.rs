@@ -17,13 +17,13 @@ use crate::settings::cloud_identity::{
 };
 use crate::settings::credentials::CredentialVariables;
 use crate::settings::secret::Secret;
-use crate::settings::setting::{AnySetting as _, Condition, RequiredValue, Requirement, Support, settings};
+use crate::settings::setting::{AnySetting, Condition, Support, settings};
 use crate::settings::tls::StoreTlsVariables;
 use crate::settings::value::number::{DurationRange, IntRange};
 use crate::settings::value::text::{SecretUrl, TextList};
 use crate::settings::values::Values;
 
-settings! { "Regions", only with REQUIRES_REGION;
+settings! { "Regions", only read "with TOLLKEEPER_REGION";
     TOLLKEEPER_REGION: String = "", "name of this region, for limits with `scope: global`; empty: there is only one";
     TOLLKEEPER_REGIONS: TextList = "",
         "names of all regions, this one included, 2 to 64; must be equal in all regions, in any order";
@@ -54,15 +54,6 @@ settings! { "Regions", only with REQUIRES_REGION;
 const NO_EFFECT_LEASE: Support =
     Support::NoEffect { when: Condition::Set, why: "a region has its part without a confirmation of the global Redis" };
 
-static REQUIRES_REGION: Requirement = Requirement {
-    any_of: &[
-        RequiredValue::Changed(&TOLLKEEPER_REGION),
-        RequiredValue::Changed(&TOLLKEEPER_REGIONS),
-        RequiredValue::Changed(&TOLLKEEPER_GLOBAL_REDIS_URL),
-    ],
-    why: "it is only read with TOLLKEEPER_REGION",
-};
-
 static GLOBAL_IDENTITY_VARIABLES: IdentityVariables = IdentityVariables {
     aws_auth: &TOLLKEEPER_GLOBAL_REDIS_AWS_IAM_AUTH,
     aws_cache_name: &TOLLKEEPER_GLOBAL_REDIS_AWS_IAM_CACHE_NAME,
@@ -77,7 +68,7 @@ static GLOBAL_IDENTITY_VARIABLES: IdentityVariables = IdentityVariables {
 /// Redis that all regions reach.
 static GLOBAL_REDIS_VARIABLES: DeploymentVariables = DeploymentVariables {
     url: AddressVariables { url: &TOLLKEEPER_GLOBAL_REDIS_URL, kind: &TOLLKEEPER_GLOBAL_REDIS_TYPE, socket: None },
-    connections: &TOLLKEEPER_GLOBAL_REDIS_POOL_SIZE,
+    connections: Some(&TOLLKEEPER_GLOBAL_REDIS_POOL_SIZE),
     connect_timeout: &TOLLKEEPER_GLOBAL_REDIS_TIMEOUT,
     tls: &TOLLKEEPER_GLOBAL_REDIS_TLS,
     server: CredentialVariables {
@@ -174,7 +165,8 @@ pub(crate) fn refuse_regions_without_redis(values: &mut Values, why: &'static st
 
 /// Returns `true` if a setting asks for several regions.
 pub(super) fn are_regions_configured(values: &Values) -> bool {
-    values.meets_requirement(&REQUIRES_REGION)
+    let asking: [&dyn AnySetting; 3] = [&TOLLKEEPER_REGION, &TOLLKEEPER_REGIONS, &TOLLKEEPER_GLOBAL_REDIS_URL];
+    asking.into_iter().any(|setting| values.differs_from_default(setting))
 }
 
 /// Returns the name of the first setting that asks for several regions.

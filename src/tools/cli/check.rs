@@ -390,8 +390,8 @@ impl From<ReportedVariable> for VariableReport {
         let prevents_start = reported.disposition.prevents_start();
         let (disposition, why, fix) = match reported.disposition {
             Disposition::Honoured => ("honoured", None, None),
-            Disposition::Differs { why } => ("differs", Some(why.to_owned()), None),
-            Disposition::NoEffect { why } => ("no_effect", Some(why.to_owned()), None),
+            Disposition::Differs { why } => ("differs", Some(why), None),
+            Disposition::NoEffect { why } => ("no_effect", Some(why), None),
             Disposition::Invalid { what, fix } => ("invalid", Some(what), Some(fix)),
             Disposition::Unknown { fix } => ("unknown", Some("not known".to_owned()), fix),
         };

@@ -593,6 +593,53 @@ fn ignored_harmless_setting_gets_one_line() {
 }
 
 #[test]
+fn variable_that_nothing_reads_says_what_would_make_it_read() {
+    const VALUES: [&str; 13] =
+        ["true", "false", "2", "3", "0.5", "2s", "2MiB", "redis", "grpc", "gzip", "a.b", "a:1", "traceidratio"];
+    for setting in environment::all_settings().filter(|setting| !setting.info().is_variable_family()) {
+        let words = setting.allowed_values_text().unwrap_or_default();
+        let words = words.split([',', ' ']).map(str::trim);
+        let value = VALUES.into_iter().chain(words).find(|value| setting.overrides_default(value));
+        let (name, value) = (setting.name(), value.unwrap_or_else(|| panic!("{}", setting.name())));
+        let report = report_variables(os(&[(name, value)]));
+        assert!(!format!("{report:?}").contains("nothing reads it"), "{report:?}");
+    }
+    for (vars, expected) in [
+        (
+            &[("LIMIT_RESET_HEADER", "x-reset")][..],
+            "LIMIT_RESET_HEADER has no effect: it is only read with LIMIT_RESPONSE_HEADERS_ENABLED=true",
+        ),
+        (
+            &[("USE_DOG_STATSD", "true"), ("DOG_STATSD_MOGRIFIER_A_NAME", "a")],
+            "DOG_STATSD_MOGRIFIER_A_NAME has no effect: it is only read if USE_DOG_STATSD_MOGRIFIERS names its rule, with USE_DOG_STATSD=true",
+        ),
+        (
+            &[("TRACING_ENABLED", "true"), ("OTEL_TRACES_SAMPLER", "always_on"), ("OTEL_TRACES_SAMPLER_ARG", "0.5")],
+            "OTEL_TRACES_SAMPLER_ARG has no effect: it is only read with TRACING_ENABLED=true and OTEL_TRACES_SAMPLER=traceidratio or parentbased_traceidratio",
+        ),
+        (
+            &[("TOLLKEEPER_DECISION_LOG_SAMPLE", "0.5")],
+            "TOLLKEEPER_DECISION_LOG_SAMPLE has no effect: it is only read with TOLLKEEPER_DECISION_LOG",
+        ),
+    ] {
+        assert_eq!(notices(vars), [expected]);
+    }
+    // What a more specific variable overrides is read nevertheless.
+    let overridden = [
+        ("TRACING_ENABLED", "true"),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://a:1"),
+        ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://b:1"),
+        ("OTEL_EXPORTER_OTLP_TIMEOUT", "1"),
+        ("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "2"),
+        ("OTEL_SERVICE_NAME", "a"),
+        ("TRACING_SERVICE_NAME", "b"),
+        // Of AWS's own libraries.
+        ("AWS_REGION", "eu-west-1"),
+    ];
+    assert_eq!(notices(&overridden), [""; 0]);
+}
+
+#[test]
 fn report_shows_the_disposition_of_each_variable() {
     let lines = report_variables(os(&[
         ("TOLLKEEPER_LOGMAX", "1"),
@@ -617,7 +664,7 @@ fn report_shows_the_disposition_of_each_variable() {
         line(
             "MERGE_DOMAIN_CONFIG",
             "true",
-            Disposition::Differs { why: "files are merged in the order of their names" },
+            Disposition::Differs { why: "files are merged in the order of their names".into() },
         ),
         line("SHADOW_MODE", "true", Disposition::Honoured),
         line(
@@ -631,7 +678,14 @@ fn report_shows_the_disposition_of_each_variable() {
         line("STATSD_PORT", "8125", Disposition::Honoured),
         line("REDIS_POOL_SIZE", "2", Disposition::Honoured),
         line("REDIS_AUTH", "***", Disposition::Honoured),
-        line("REDIS_TLS_CACERT", "/ca", Disposition::NoEffect { why: "no connection to Redis uses TLS" }),
+        line(
+            "REDIS_TLS_CACERT",
+            "/ca",
+            Disposition::NoEffect {
+                why: "it is only read if a connection to Redis has TLS (REDIS_TLS=true, or rediss:// in its URL)"
+                    .into(),
+            },
+        ),
         ReportedVariable {
             name: "TOLLKEEPER_LOGMAX".into(),
             value: None,

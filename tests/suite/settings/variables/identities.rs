@@ -103,7 +103,8 @@ fn variables_of_clouds_are_not_read_without_an_identity() {
         ("REDIS_AWS_IAM_CACHE_NAME", "cache"),
     ];
     assert_eq!(redis(&vars).main.credentials, Credentials::None);
-    let noted = "REDIS_AWS_IAM_CACHE_NAME has no effect: it is only read with REDIS_AWS_IAM_AUTH=true";
+    let noted =
+        "REDIS_AWS_IAM_CACHE_NAME has no effect: it is only read with counters in Redis and REDIS_AWS_IAM_AUTH=true";
     assert_eq!(notices(&vars), [noted]);
     let plain = [("REDIS_URL", "cache:6379"), ("TOLLKEEPER_REDIS_IDENTITY", "google")];
     assert!(notices(&plain)[0].contains("without TLS"), "{:?}", notices(&plain));

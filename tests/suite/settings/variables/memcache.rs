@@ -170,27 +170,20 @@ fn setting_that_memcache_does_not_read_gets_one_line() {
                 ("TOLLKEEPER_MAX_REPLICAS", "3"),
             ],
             lines(
-                &[
-                    "REDIS_SOCKET_TYPE",
-                    "REDIS_URL",
-                    "REDIS_AUTH",
-                    "TOLLKEEPER_MAX_REPLICAS",
-                    "TOLLKEEPER_EVENTUAL_BYTES",
-                    "REDIS_PERSECOND",
-                ],
-                "counters are in memcache, not in Redis",
+                &["REDIS_SOCKET_TYPE", "REDIS_URL", "REDIS_AUTH", "TOLLKEEPER_EVENTUAL_BYTES", "REDIS_PERSECOND"],
+                "it is only read with counters in Redis",
             ),
         ),
         (
             &[BACKEND, HOST, ("MEMCACHE_TLS_CACERT", "/ca"), ("MEMCACHE_TLS_SKIP_HOSTNAME_VERIFICATION", "true")],
             lines(
                 &["MEMCACHE_TLS_CACERT", "MEMCACHE_TLS_SKIP_HOSTNAME_VERIFICATION"],
-                "it is only read with MEMCACHE_TLS=true",
+                "it is only read with BACKEND_TYPE=memcache and MEMCACHE_TLS=true",
             ),
         ),
         (
             &[BACKEND, HOST, ("MEMCACHE_SRV_REFRESH", "1s")],
-            lines(&["MEMCACHE_SRV_REFRESH"], "it is only read with MEMCACHE_SRV"),
+            lines(&["MEMCACHE_SRV_REFRESH"], "it is only read with BACKEND_TYPE=memcache and MEMCACHE_SRV"),
         ),
         (
             &[("REDIS_URL", "h:1"), HOST, ("MEMCACHE_TLS", "true"), ("MEMCACHE_MAX_IDLE_CONNS", "2")],
@@ -210,7 +203,7 @@ fn setting_that_memcache_does_not_read_gets_one_line() {
 fn settings_of_the_decision_logs_stream_are_not_reported_as_ignored() {
     let log = [("TOLLKEEPER_DECISION_LOG", "redis:decisions"), ("TOLLKEEPER_DECISION_LOG_REDIS_URL", "log:6379")];
     let stream = [BACKEND, HOST, ("REDIS_TIMEOUT", "3s"), ("REDIS_POOL_SIZE", "4")];
-    let ignored = |name: &str| format!("{name} has no effect: counters are in memcache, not in Redis");
+    let ignored = |name: &str| format!("{name} has no effect: it is only read with counters in Redis");
     assert_eq!(notices(&[&stream[..], &log].concat()), [ignored("REDIS_POOL_SIZE")]);
     assert_eq!(notices(&stream), [ignored("REDIS_POOL_SIZE"), ignored("REDIS_TIMEOUT")]);
 }

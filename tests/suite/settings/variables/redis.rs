@@ -381,7 +381,7 @@ fn contradictory_settings_are_reported_together() {
             "TOLLKEEPER_MAX_REPLICAS=1001: out of range; give a whole number, 1 to 1000".into(),
         ),
         (&[("TOLLKEEPER_KEY_FORMAT", "x")], "TOLLKEEPER_KEY_FORMAT=x: not known; give tollkeeper or ratelimit".into()),
-        (&[("REDIS_URL", "h:1"), ("EXPIRATION_JITTER_MAX_SECONDS", "31622401")], "EXPIRATION_JITTER_MAX_SECONDS=31622401: more than a year; give at most 31622400".into()),
+        (&[("REDIS_URL", "h:1"), ("TOLLKEEPER_KEY_FORMAT", "ratelimit"), ("EXPIRATION_JITTER_MAX_SECONDS", "31622401")], "EXPIRATION_JITTER_MAX_SECONDS=31622401: more than a year; give at most 31622400".into()),
         (&[("REDIS_PERSECOND", "true"), ("REDIS_PERSECOND_TYPE", "cluster")], format!("REDIS_PERSECOND_URL=: not set with REDIS_PERSECOND_TYPE=CLUSTER; give {NODES}")),
     ];
     for (vars, line) in cases {
@@ -411,39 +411,40 @@ fn ignored_redis_setting_gets_one_line() {
     let url = ("REDIS_URL", "h:1");
     let cases: &[(Vars<'_>, Vec<String>)] = &[
         (
-            &[
-                ("CACHE_KEY_PREFIX", "x"),
-                ("EXPIRATION_JITTER_MAX_SECONDS", "5"),
-                ("TOLLKEEPER_STORE_TIMEOUT", "1s"),
-                ("TOLLKEEPER_REPLICAS", "1"),
-                ("TOLLKEEPER_REDIS_AUTH_FILE", "/f"),
-            ],
+            &[("CACHE_KEY_PREFIX", "x"), ("TOLLKEEPER_STORE_TIMEOUT", "1s"), ("TOLLKEEPER_REPLICAS", "1")],
             lines(
-                &[
-                    "EXPIRATION_JITTER_MAX_SECONDS",
-                    "CACHE_KEY_PREFIX",
-                    "TOLLKEEPER_REDIS_AUTH_FILE",
-                    "TOLLKEEPER_STORE_TIMEOUT",
-                    "TOLLKEEPER_REPLICAS",
-                ],
-                "counters are in this process",
+                &["CACHE_KEY_PREFIX", "TOLLKEEPER_STORE_TIMEOUT", "TOLLKEEPER_REPLICAS"],
+                "it is only read with counters in Redis or memcached",
             ),
         ),
         (
+            &[("TOLLKEEPER_REDIS_AUTH_FILE", "/f")],
+            lines(&["TOLLKEEPER_REDIS_AUTH_FILE"], "it is only read with counters in Redis"),
+        ),
+        (
             &[("REDIS_URL", "h:1"), ("EXPIRATION_JITTER_MAX_SECONDS", "5")],
-            lines(&["EXPIRATION_JITTER_MAX_SECONDS"], "it is only read with TOLLKEEPER_KEY_FORMAT=ratelimit"),
+            lines(
+                &["EXPIRATION_JITTER_MAX_SECONDS"],
+                "it is only read with TOLLKEEPER_KEY_FORMAT=ratelimit and counters in Redis or memcached",
+            ),
         ),
         (
             &[url, FILES[0], FILES[1], FILES[2], FILES[3]],
             lines(
                 &["REDIS_TLS_CLIENT_CERT", "REDIS_TLS_CACERT", "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION"],
-                "no connection to Redis uses TLS",
+                "it is only read if a connection to Redis has TLS (REDIS_TLS=true, or rediss:// in its URL)",
             ),
         ),
-        (&[url, ("REDIS_SENTINEL_AUTH", "x")], lines(&["REDIS_SENTINEL_AUTH"], "there are no sentinels")),
+        (
+            &[url, ("REDIS_SENTINEL_AUTH", "x")],
+            lines(&["REDIS_SENTINEL_AUTH"], "it is only read with counters in Redis and REDIS_TYPE=sentinel"),
+        ),
         (
             &[url, ("REDIS_PERSECOND_URL", "h:1"), ("REDIS_PERSECOND_TYPE", "SINGLE"), ("REDIS_PERSECOND_AUTH", "x")],
-            lines(&["REDIS_PERSECOND_URL", "REDIS_PERSECOND_AUTH"], "it is only read with REDIS_PERSECOND=true"),
+            lines(
+                &["REDIS_PERSECOND_URL", "REDIS_PERSECOND_AUTH"],
+                "it is only read with counters in Redis and REDIS_PERSECOND=true",
+            ),
         ),
         (
             &[url, ("REDIS_PIPELINE_WINDOW", "150us"), ("REDIS_PIPELINE_LIMIT", "0")],
@@ -474,7 +475,10 @@ fn ignored_redis_setting_gets_one_line() {
         ),
         (
             &[url, ("TOLLKEEPER_OVER_LIMIT_CACHE_BYTES", "0"), ("LOCAL_CACHE_SIZE_IN_BYTES", "1000")],
-            lines(&["LOCAL_CACHE_SIZE_IN_BYTES"], "TOLLKEEPER_OVER_LIMIT_CACHE_BYTES=0 turns the cache off"),
+            lines(
+                &["LOCAL_CACHE_SIZE_IN_BYTES"],
+                "it is only read with counters in Redis or memcached, and without TOLLKEEPER_OVER_LIMIT_CACHE_BYTES=0",
+            ),
         ),
         (&[url, ("TOLLKEEPER_OVER_LIMIT_CACHE_BYTES", "0")], vec![]),
         (
