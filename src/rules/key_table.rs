@@ -257,7 +257,7 @@ pub const RULE_FILE_KEYS: &[RuleFileKey] = &[
         &[Section::Table],
         Duration,
         "",
-        "redis only: lifetime of a row in this process; absent: TOLLKEEPER_TABLE_KEEP, 5m. A row that is used is looked up again after half of it. 1s to 24h.",
+        "redis only: lifetime of a row in this process; absent: 5m. A row that is used is looked up again after half of it. 1s to 24h.",
     ),
     define_envoy_key(
         "descriptors",

@@ -64,10 +64,10 @@ impl fmt::Debug for Credentials {
 
 /// The variables that give the credentials for servers or sentinels.
 pub(crate) struct CredentialVariables {
-    pub(crate) auth: &'static Setting<Option<Secret>>,
-    pub(crate) file: &'static Setting<Option<PathBuf>>,
-    /// Name that an open change of envoyproxy/ratelimit gives to `file`; `None` if it has none.
-    pub(crate) peer_file: Option<&'static Setting<Option<PathBuf>>>,
+    /// The credentials themselves; `None` if no variable gives them.
+    pub(crate) auth: Option<&'static Setting<Option<Secret>>>,
+    /// File that holds them; `None` if no variable names one.
+    pub(crate) file: Option<&'static Setting<Option<PathBuf>>>,
     /// Variables of an identity that logs in instead; `None` if there are none.
     pub(crate) identity: Option<&'static IdentityVariables>,
 }
@@ -80,50 +80,36 @@ impl CredentialVariables {
         in_url: Credentials,
         url: &Setting<SecretUrl>,
     ) -> Credentials {
-        let secret = values.get(self.auth);
+        let auth = self.auth.and_then(|setting| Some((setting, values.get(setting)?)));
+        let file = self.file.and_then(|setting| Some((setting, values.get(setting)?)));
         if let Some(identity) = self.identity.and_then(|variables| variables.read_identity(values)) {
-            let given = if secret.is_some() {
-                Some(self.auth.name())
-            } else if let Some((file, _)) = self.find_credential_file(values) {
-                Some(file.name())
-            } else {
-                (in_url != Credentials::None).then(|| url.name())
-            };
+            let of_url = (in_url != Credentials::None).then(|| url.name());
+            let given = auth.map(|(setting, _)| setting.name()).or(file.map(|(setting, _)| setting.name())).or(of_url);
             if let Some(given) = given {
                 let what = format!("{given} gives a password too");
                 values.add_problem_with_name(identity.setting, what, "unset one of them");
             }
             return Credentials::Identity(Box::new(identity));
         }
-        if let Some((setting, path)) = self.find_credential_file(values) {
-            if secret.is_some() {
-                values.add_problem(setting, format!("{} is set too", self.auth.name()), "unset one of them");
+        if let Some((setting, path)) = file {
+            if let Some((auth, _)) = auth {
+                values.add_problem(setting, format!("{} is set too", auth.name()), "unset one of them");
             } else if in_url != Credentials::None {
                 let what = format!("{} holds a password too", url.name());
                 values.add_problem(setting, what, "leave it to the file, which may say user:password");
             }
             return Credentials::File(CredentialFile { setting: setting.name(), path });
         }
-        let Some(secret) = secret else { return in_url };
+        let Some((setting, secret)) = auth else { return in_url };
         if in_url != Credentials::None {
-            values.add_notice(url, format!("holds a password, which {} overrides", self.auth.name()));
+            values.add_notice(url, format!("holds a password, which {} overrides", setting.name()));
         }
         if secret.reveal().ends_with(['\n', '\r']) {
-            values.add_problem(self.auth, "it ends in a line break", "remove it");
+            values.add_problem(setting, "it ends in a line break", "remove it");
         }
         Credentials::parse(secret.reveal()).unwrap_or_else(|| {
-            values.add_problem(self.auth, "it holds no password", "give password or user:password");
+            values.add_problem(setting, "it holds no password", "give password or user:password");
             Credentials::None
         })
-    }
-
-    /// Returns the variable that names the file, and the file; `None` if none does.
-    fn find_credential_file(&self, values: &mut Values) -> Option<(&'static Setting<Option<PathBuf>>, PathBuf)> {
-        let peer = self.peer_file.and_then(|setting| Some((setting, values.get(setting)?)));
-        let own = values.get(self.file).map(|path| (self.file, path));
-        if let (Some((peer, _)), Some(_)) = (&peer, &own) {
-            values.add_problem(*peer, format!("{} is set too", self.file.name()), "unset one of them");
-        }
-        own.or(peer)
     }
 }

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use super::collector::CollectorSettings;
 use super::credentials::CredentialVariables;
 use super::problem::UnusableSetting;
-use super::redis::addresses::{AddressVariables, DeploymentKind};
+use super::redis::addresses::AddressVariables;
 use super::redis::deployment::{DeploymentSettings, DeploymentVariables};
 use super::redis::{CERTIFICATE_VARIABLES, REDIS_TIMEOUT};
 use super::secret::Secret;
@@ -48,19 +48,11 @@ settings! { "Decision log";
         "approximate number of records kept in the stream of redis:STREAM; Redis removes the oldest"
         .with_allowed(IntRange::new(1, 1_000_000_000)) .only_read("with redis:STREAM in TOLLKEEPER_DECISION_LOG");
     TOLLKEEPER_DECISION_LOG_REDIS_URL: SecretUrl = "",
-        "Redis of the stream, in the form of REDIS_URL (rediss:// is TLS); empty: that of the counters"
-        .only_read("with redis:STREAM in TOLLKEEPER_DECISION_LOG");
-    TOLLKEEPER_DECISION_LOG_REDIS_TYPE: DeploymentKind = DeploymentKind::Single, "kind of deployment"
-        .only_read("with redis:STREAM in TOLLKEEPER_DECISION_LOG");
-    TOLLKEEPER_DECISION_LOG_REDIS_TLS: bool = false, "connect over TLS, with the certificates of REDIS_TLS_"
+        "Redis of the stream, like REDIS_URL (rediss:// is TLS; a list: cluster, or primary and sentinels); empty: of counters"
         .only_read("with redis:STREAM in TOLLKEEPER_DECISION_LOG");
     TOLLKEEPER_DECISION_LOG_REDIS_AUTH: Option<Secret> = None, "password or user:password of the stream's Redis"
         .only_read("with redis:STREAM in TOLLKEEPER_DECISION_LOG");
     TOLLKEEPER_DECISION_LOG_REDIS_AUTH_FILE: Option<PathBuf> = None, "file that holds it" .only_read("with redis:STREAM in TOLLKEEPER_DECISION_LOG");
-    TOLLKEEPER_DECISION_LOG_REDIS_SENTINEL_AUTH: Option<Secret> = None, "password or user:password for its sentinels"
-        .only_read("with redis:STREAM in TOLLKEEPER_DECISION_LOG");
-    TOLLKEEPER_DECISION_LOG_REDIS_SENTINEL_AUTH_FILE: Option<PathBuf> = None, "file that holds it"
-        .only_read("with redis:STREAM in TOLLKEEPER_DECISION_LOG");
     OTEL_EXPORTER_OTLP_LOGS_ENDPOINT: Option<SecretUrl> = None,
         "URL of the collector of otlp, over HTTP with the whole path; not set: OTEL_EXPORTER_OTLP_ENDPOINT"
         .only_read("with otlp in TOLLKEEPER_DECISION_LOG");
@@ -83,26 +75,16 @@ settings! { "Decision log";
 
 /// Redis of the decision log. What it does not set is that of the counters, except credentials.
 static STREAM_REDIS_VARIABLES: DeploymentVariables = DeploymentVariables {
-    url: AddressVariables {
-        url: &TOLLKEEPER_DECISION_LOG_REDIS_URL,
-        kind: &TOLLKEEPER_DECISION_LOG_REDIS_TYPE,
-        socket: None,
-    },
+    url: AddressVariables { url: &TOLLKEEPER_DECISION_LOG_REDIS_URL, kind: None, socket: None },
     connections: None,
     connect_timeout: &REDIS_TIMEOUT,
-    tls: &TOLLKEEPER_DECISION_LOG_REDIS_TLS,
+    tls: None,
     server: CredentialVariables {
-        auth: &TOLLKEEPER_DECISION_LOG_REDIS_AUTH,
-        file: &TOLLKEEPER_DECISION_LOG_REDIS_AUTH_FILE,
-        peer_file: None,
+        auth: Some(&TOLLKEEPER_DECISION_LOG_REDIS_AUTH),
+        file: Some(&TOLLKEEPER_DECISION_LOG_REDIS_AUTH_FILE),
         identity: None,
     },
-    sentinels: CredentialVariables {
-        auth: &TOLLKEEPER_DECISION_LOG_REDIS_SENTINEL_AUTH,
-        file: &TOLLKEEPER_DECISION_LOG_REDIS_SENTINEL_AUTH_FILE,
-        peer_file: None,
-        identity: None,
-    },
+    sentinels: CredentialVariables { auth: None, file: None, identity: None },
 };
 
 /// Variables of the export of logs over OTLP.

@@ -9,7 +9,8 @@
 
 use std::ffi::OsString;
 
-use super::problem::Notice;
+use super::problem::{Notice, SettingProblem};
+use super::secret::SECRET_MASK;
 use super::setting::{AnySetting, SettingGroup};
 use super::values::{EnvironmentFindings, Variable};
 use super::{
@@ -65,6 +66,8 @@ pub(crate) struct Environment {
     pub(crate) known: Vec<Variable>,
     /// Unknown variables that look meant for this program, by name.
     pub(crate) unknown: Vec<UnknownVariable>,
+    /// Removed variables that prevent the start.
+    refused: Vec<SettingProblem>,
 }
 
 /// A variable that is not known.
@@ -108,6 +111,46 @@ const FOREIGN_VARIABLES: [(&str, &str); 27] = [
     ("REDIS_LOCAL_CACHE_RESPONSE_TIMEOUT_MS", "TOLLKEEPER_STORE_TIMEOUT"),
 ];
 
+/// Removed variables, with what to use instead.
+const REMOVED_VARIABLES: [(&str, &str); 15] = [
+    ("TOLLKEEPER_MAX_CONNECTIONS_PER_ADDRESS", "nothing: an address gets a fifth of TOLLKEEPER_MAX_CONNECTIONS"),
+    (
+        "TOLLKEEPER_MAX_CONCURRENT_REQUESTS_PER_ADDRESS",
+        "nothing: an address gets a quarter of TOLLKEEPER_MAX_CONCURRENT_REQUESTS",
+    ),
+    (
+        "TOLLKEEPER_MAX_BUFFERED_BYTES_PER_ADDRESS",
+        "nothing: an address gets a quarter of TOLLKEEPER_MAX_BUFFERED_BYTES",
+    ),
+    (
+        "TOLLKEEPER_MAX_BUFFERED_BYTES_PER_CONNECTION",
+        "nothing: a connection gets an eighth of TOLLKEEPER_MAX_BUFFERED_BYTES",
+    ),
+    ("TOLLKEEPER_MAX_HEADER_BYTES", "nothing: the headers of an HTTP request may have 16 KiB"),
+    ("TOLLKEEPER_GRPC_KEEPALIVE_TIMEOUT", "nothing: it is a third of TOLLKEEPER_GRPC_KEEPALIVE_INTERVAL"),
+    ("TOLLKEEPER_GRPC_MAX_CONCURRENT_STREAMS", "nothing: a connection may have 4096"),
+    ("TOLLKEEPER_RLQS_MAX_BUCKETS_PER_STREAM", "nothing: a stream gets a part of TOLLKEEPER_RLQS_MAX_BUCKETS"),
+    ("TOLLKEEPER_TABLE_KEEP", "`keep` of the table"),
+    ("TOLLKEEPER_TABLE_UNKNOWN_READS", "nothing: unknown values are read 2000 times a second at most"),
+    ("TOLLKEEPER_GLOBAL_REDIS_POOL_SIZE", "REDIS_POOL_SIZE"),
+    ("TOLLKEEPER_GLOBAL_REDIS_TIMEOUT", "REDIS_TIMEOUT"),
+    ("TOLLKEEPER_DECISION_LOG_REDIS_TYPE", "nothing: the form of TOLLKEEPER_DECISION_LOG_REDIS_URL says it"),
+    ("TOLLKEEPER_DECISION_LOG_REDIS_SENTINEL_AUTH_FILE", "a password in TOLLKEEPER_DECISION_LOG_REDIS_URL"),
+    ("TOLLKEEPER_REGION_LEASE", "nothing: a cut-off region keeps its part for as long as it is cut off"),
+];
+
+/// Removed variables that prevent the start, with what to use instead: ignored, they would leave a connection without
+/// TLS or password.
+const REFUSED_VARIABLES: [(&str, &str); 7] = [
+    ("TOLLKEEPER_REDIS_AUTH_FILE", "REDIS_AUTH_FILE"),
+    ("TOLLKEEPER_REDIS_PERSECOND_AUTH_FILE", "REDIS_PERSECOND_AUTH_FILE"),
+    ("TOLLKEEPER_GLOBAL_REDIS_TLS", "rediss:// in TOLLKEEPER_GLOBAL_REDIS_URL"),
+    ("TOLLKEEPER_GLOBAL_REDIS_AUTH", "TOLLKEEPER_GLOBAL_REDIS_AUTH_FILE"),
+    ("TOLLKEEPER_GLOBAL_REDIS_SENTINEL_AUTH", "TOLLKEEPER_GLOBAL_REDIS_SENTINEL_AUTH_FILE"),
+    ("TOLLKEEPER_DECISION_LOG_REDIS_TLS", "rediss:// in TOLLKEEPER_DECISION_LOG_REDIS_URL"),
+    ("TOLLKEEPER_DECISION_LOG_REDIS_SENTINEL_AUTH", "a password in TOLLKEEPER_DECISION_LOG_REDIS_URL"),
+];
+
 /// Starts of names of this program and of envoyproxy/ratelimit.
 const KNOWN_PREFIXES: [&str; 8] =
     ["TOLLKEEPER_", "REDIS_", "MEMCACHE_", "RUNTIME_", "CONFIG_GRPC_XDS_", "GRPC_SERVER_", "PROMETHEUS_", "STATSD_"];
@@ -127,6 +170,15 @@ impl Environment {
                     }
                 }
                 None if is_kubernetes_service_variable(name, &value) => {}
+                None if let Some((_, instead)) = REFUSED_VARIABLES.iter().find(|(refused, _)| *refused == name) => {
+                    let (what, fix) = ("removed".to_owned(), format!("unset it, and use {instead}"));
+                    environment.refused.push(SettingProblem {
+                        name: name.to_owned(),
+                        shown: SECRET_MASK.to_owned(),
+                        what,
+                        fix,
+                    });
+                }
                 None => environment.unknown.extend(UnknownVariable::detect_meant_for_tollkeeper(name)),
             }
         }
@@ -138,6 +190,7 @@ impl Environment {
     /// Sorts findings in the order of the documentation, and adds notices about ignored and unknown variables.
     pub(crate) fn sort_and_complete_findings(&self, mut findings: EnvironmentFindings) -> EnvironmentFindings {
         let EnvironmentFindings { problems, ignored, notices, .. } = &mut findings;
+        problems.extend(self.refused.iter().cloned());
         problems.sort_by_key(|problem| setting_position(&problem.name));
         problems.dedup();
         notices.extend(ignored.iter().map(|ignored| Notice::no_effect(&ignored.name, &ignored.what)));
@@ -174,7 +227,11 @@ impl UnknownVariable {
         let own = name.strip_prefix("TOLLKEEPER_");
         let nearest =
             own.and_then(|rest| find_setting(rest).map(AnySetting::name)).or_else(|| nearest_known_name(name));
-        let instead = FOREIGN_VARIABLES.iter().find(|(foreign, _)| *foreign == name).map(|(_, instead)| *instead);
+        let instead = FOREIGN_VARIABLES
+            .iter()
+            .chain(&REMOVED_VARIABLES)
+            .find(|(foreign, _)| *foreign == name)
+            .map(|(_, instead)| *instead);
         let is_meant = instead.is_some() || KNOWN_PREFIXES.iter().any(|prefix| name.starts_with(prefix));
         (is_meant || nearest.is_some()).then(|| Self { name: name.to_owned(), nearest, instead })
     }

@@ -1,13 +1,13 @@
 //! Policy for gRPC connections: their age, pings and sizes.
 //!
-//! Decides: the largest message and header list; streams of a connection.
+//! Decides: the largest message and header list.
 //! Decides: age and grace of connections (`GRPC_MAX_CONNECTION_AGE_GRACE`); quota streams and buckets.
 //! Decides: who gets reflection.
 
 use std::time::Duration;
 
 use super::listeners::GrpcListenAddress;
-use super::setting::{Condition, Support, settings};
+use super::setting::settings;
 use super::value::number::{ByteSize, ByteSizeRange, DurationRange, IntRange};
 use super::values::Values;
 use crate::base::go_syntax::MAX_GO_DURATION;
@@ -16,21 +16,13 @@ const CONNECTION_AGE_RANGE: DurationRange =
     DurationRange::new(Duration::from_millis(1), MAX_GO_DURATION).allowing_zero();
 const KEEPALIVE_INTERVAL_RANGE: DurationRange =
     DurationRange::new(Duration::from_secs(1), Duration::from_secs(86_400)).allowing_zero();
-const KEEPALIVE_TIMEOUT_RANGE: DurationRange =
-    DurationRange::new(Duration::from_millis(100), Duration::from_secs(3600));
-
 settings! { "gRPC";
     GRPC_MAX_CONNECTION_AGE: Duration = Duration::from_secs(86_400),
         "age at which a connection gets GOAWAY, so that clients rebalance; 0 means never" .with_allowed(CONNECTION_AGE_RANGE);
     GRPC_MAX_CONNECTION_AGE_GRACE: Duration = Duration::from_secs(3600),
         "time after that GOAWAY until the connection is closed; 0 means no limit" .with_allowed(CONNECTION_AGE_RANGE);
     TOLLKEEPER_GRPC_KEEPALIVE_INTERVAL: Duration = Duration::from_secs(60),
-        "time between HTTP/2 pings to a client; 0 means no pings" .with_allowed(KEEPALIVE_INTERVAL_RANGE);
-    TOLLKEEPER_GRPC_KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20),
-        "time limit of the answer to a ping; then the connection is closed" .with_allowed(KEEPALIVE_TIMEOUT_RANGE);
-    TOLLKEEPER_GRPC_MAX_CONCURRENT_STREAMS: u32 = 4096,
-        "maximum number of concurrent calls on one connection, delayed responses included"
-        .with_allowed(IntRange::new(1, 1 << 30));
+        "time between HTTP/2 pings to a client, a third of which is the time limit of the answer; 0 means no pings" .with_allowed(KEEPALIVE_INTERVAL_RANGE);
     TOLLKEEPER_GRPC_MAX_MESSAGE_BYTES: ByteSize = 4 << 20,
         "maximum size of a request message" .with_allowed(ByteSizeRange::new(1 << 10, 1 << 30));
     TOLLKEEPER_GRPC_MAX_HEADER_BYTES: ByteSize = 128 << 10,
@@ -45,12 +37,7 @@ settings! { "gRPC";
     TOLLKEEPER_RLQS_MAX_ID_BYTES: ByteSize = 64 << 20,
         "the same for the bytes of their keys and values" .only_read("with TOLLKEEPER_RLQS=true")
         .with_allowed(ByteSizeRange::new(1 << 10, 1 << 40));
-    TOLLKEEPER_RLQS_MAX_BUCKETS_PER_STREAM: String = "", "removed: TOLLKEEPER_RLQS_MAX_BUCKETS bounds streams too"
-        .with_support(NO_EFFECT_PER_STREAM);
 }
-
-const NO_EFFECT_PER_STREAM: Support =
-    Support::NoEffect { when: Condition::Set, why: "a stream gets a part of TOLLKEEPER_RLQS_MAX_BUCKETS" };
 
 /// Policy for gRPC connections.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,12 +46,8 @@ pub struct GrpcSettings {
     pub max_connection_age: Option<Duration>,
     /// Time after that GOAWAY until the connection is closed; `None` means no limit.
     pub max_connection_age_grace: Option<Duration>,
-    /// Time between pings; `None` means no pings.
+    /// Time between pings, a third of which is the time limit of the answer; `None` means no pings.
     pub keepalive_interval: Option<Duration>,
-    /// Time to wait for the answer to a ping before the connection is closed.
-    pub keepalive_timeout: Duration,
-    /// Maximum number of concurrent calls on one connection, at least 1.
-    pub max_concurrent_streams: u32,
     /// Maximum size of a request message, at least 1 KiB.
     pub max_message_bytes: usize,
     /// Maximum size of the headers of a call, in bytes, at least 8 KiB.
@@ -91,8 +74,6 @@ impl GrpcSettings {
             max_connection_age: values.duration_unless_zero(&GRPC_MAX_CONNECTION_AGE),
             max_connection_age_grace: values.duration_unless_zero(&GRPC_MAX_CONNECTION_AGE_GRACE),
             keepalive_interval: values.duration_unless_zero(&TOLLKEEPER_GRPC_KEEPALIVE_INTERVAL),
-            keepalive_timeout: values.get(&TOLLKEEPER_GRPC_KEEPALIVE_TIMEOUT),
-            max_concurrent_streams: values.get(&TOLLKEEPER_GRPC_MAX_CONCURRENT_STREAMS),
             max_message_bytes: values.get(&TOLLKEEPER_GRPC_MAX_MESSAGE_BYTES).to_usize_saturating(),
             max_header_bytes: u32::try_from(values.get(&TOLLKEEPER_GRPC_MAX_HEADER_BYTES).0).unwrap_or(u32::MAX),
             reflection: values.get(&TOLLKEEPER_REFLECTION).unwrap_or_else(|| listener.is_local()),

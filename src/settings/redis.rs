@@ -31,8 +31,6 @@ use super::values::Values;
 
 const CONNECT_TIMEOUT_RANGE: DurationRange = DurationRange::new(Duration::from_millis(1), Duration::from_secs(3600));
 const STORE_TIMEOUT_RANGE: DurationRange = DurationRange::new(Duration::from_millis(1), Duration::from_secs(10));
-const TABLE_ROW_LIFETIME_RANGE: DurationRange =
-    DurationRange::new(Duration::from_secs(1), Duration::from_secs(24 * 3600));
 const DEFAULT_MAX_REPLICAS: NonZeroU32 = NonZeroU32::new(16).expect("it is not 0");
 
 const NO_EFFECT_PIPELINED: Support =
@@ -64,7 +62,6 @@ settings! { "Counters in Redis", only read "with counters in Redis";
     REDIS_AUTH: Option<Secret> = None, "password or user:password; takes precedence over REDIS_URL";
     REDIS_AUTH_FILE: Option<PathBuf> = None,
         "file that holds REDIS_AUTH; read at each connection attempt and when it changes, then told to open connections";
-    TOLLKEEPER_REDIS_AUTH_FILE: Option<PathBuf> = None, "REDIS_AUTH_FILE under its first name";
     REDIS_AWS_IAM_AUTH: bool = false, "log in to ElastiCache or MemoryDB as an IAM user, with tokens that are renewed";
     REDIS_AWS_IAM_CACHE_NAME: String = "", "name of the cache or cluster" .only_read("with counters in Redis and REDIS_AWS_IAM_AUTH=true");
     REDIS_AWS_IAM_USER_ID: String = "", "id of the user" .only_read("with counters in Redis and REDIS_AWS_IAM_AUTH=true");
@@ -101,11 +98,6 @@ settings! { "Counters in Redis", only read "with counters in Redis";
     TOLLKEEPER_TABLE_BYTES: ByteSize = 32 << 20,
         "memory for the known rows of each table in Redis; beyond it, those not used for longest are looked up again"
         .with_allowed(ByteSizeRange::new(1 << 20, 1 << 40));
-    TOLLKEEPER_TABLE_KEEP: Duration = Duration::from_secs(300),
-        "lifetime of a row of a table in Redis, unless its table has `keep`" .with_allowed(TABLE_ROW_LIFETIME_RANGE);
-    TOLLKEEPER_TABLE_UNKNOWN_READS: u32 = 2000,
-        "maximum reads a second of unknown values of a table in Redis, 128 values each; beyond it the default plan decides"
-        .with_allowed(IntRange::new(1, 1_000_000));
     REDIS_HEALTH_CHECK_ACTIVE_CONNECTION: bool = false, "report unhealthy without a connection to Redis";
     REDIS_SENTINEL_AUTH: Option<Secret> = None, "password or user:password for the sentinels"
         .only_read("with counters in Redis and REDIS_TYPE=sentinel");
@@ -135,8 +127,6 @@ settings! { "Counters in Redis", only read "with counters in Redis";
         .differs_when(Condition::Never, "the same as for REDIS_POOL_SIZE") .only_read("with counters in Redis and REDIS_PERSECOND=true");
     REDIS_PERSECOND_AUTH: Option<Secret> = None, "REDIS_AUTH for limits per second" .only_read("with counters in Redis and REDIS_PERSECOND=true");
     REDIS_PERSECOND_AUTH_FILE: Option<PathBuf> = None, "REDIS_AUTH_FILE for limits per second"
-        .only_read("with counters in Redis and REDIS_PERSECOND=true");
-    TOLLKEEPER_REDIS_PERSECOND_AUTH_FILE: Option<PathBuf> = None, "REDIS_PERSECOND_AUTH_FILE under its first name"
         .only_read("with counters in Redis and REDIS_PERSECOND=true");
     REDIS_PERSECOND_AWS_IAM_AUTH: bool = false, "REDIS_AWS_IAM_AUTH for limits per second" .only_read("with counters in Redis and REDIS_PERSECOND=true");
     REDIS_PERSECOND_AWS_IAM_CACHE_NAME: String = "", "REDIS_AWS_IAM_CACHE_NAME for limits per second"
@@ -189,20 +179,18 @@ static PER_SECOND_IDENTITY_VARIABLES: IdentityVariables = IdentityVariables {
 };
 
 static MAIN_REDIS_VARIABLES: DeploymentVariables = DeploymentVariables {
-    url: AddressVariables { url: &REDIS_URL, kind: &REDIS_TYPE, socket: Some(&REDIS_SOCKET_TYPE) },
+    url: AddressVariables { url: &REDIS_URL, kind: Some(&REDIS_TYPE), socket: Some(&REDIS_SOCKET_TYPE) },
     connections: Some(&REDIS_POOL_SIZE),
     connect_timeout: &REDIS_TIMEOUT,
-    tls: &REDIS_TLS,
+    tls: Some(&REDIS_TLS),
     server: CredentialVariables {
-        auth: &REDIS_AUTH,
-        file: &TOLLKEEPER_REDIS_AUTH_FILE,
-        peer_file: Some(&REDIS_AUTH_FILE),
+        auth: Some(&REDIS_AUTH),
+        file: Some(&REDIS_AUTH_FILE),
         identity: Some(&MAIN_IDENTITY_VARIABLES),
     },
     sentinels: CredentialVariables {
-        auth: &REDIS_SENTINEL_AUTH,
-        file: &TOLLKEEPER_REDIS_SENTINEL_AUTH_FILE,
-        peer_file: None,
+        auth: Some(&REDIS_SENTINEL_AUTH),
+        file: Some(&TOLLKEEPER_REDIS_SENTINEL_AUTH_FILE),
         identity: None,
     },
 };
@@ -210,22 +198,20 @@ static MAIN_REDIS_VARIABLES: DeploymentVariables = DeploymentVariables {
 static PER_SECOND_REDIS_VARIABLES: DeploymentVariables = DeploymentVariables {
     url: AddressVariables {
         url: &REDIS_PERSECOND_URL,
-        kind: &REDIS_PERSECOND_TYPE,
+        kind: Some(&REDIS_PERSECOND_TYPE),
         socket: Some(&REDIS_PERSECOND_SOCKET_TYPE),
     },
     connections: Some(&REDIS_PERSECOND_POOL_SIZE),
     connect_timeout: &REDIS_PERSECOND_TIMEOUT,
-    tls: &REDIS_PERSECOND_TLS,
+    tls: Some(&REDIS_PERSECOND_TLS),
     server: CredentialVariables {
-        auth: &REDIS_PERSECOND_AUTH,
-        file: &TOLLKEEPER_REDIS_PERSECOND_AUTH_FILE,
-        peer_file: Some(&REDIS_PERSECOND_AUTH_FILE),
+        auth: Some(&REDIS_PERSECOND_AUTH),
+        file: Some(&REDIS_PERSECOND_AUTH_FILE),
         identity: Some(&PER_SECOND_IDENTITY_VARIABLES),
     },
     sentinels: CredentialVariables {
-        auth: &REDIS_PERSECOND_SENTINEL_AUTH,
-        file: &TOLLKEEPER_REDIS_PERSECOND_SENTINEL_AUTH_FILE,
-        peer_file: None,
+        auth: Some(&REDIS_PERSECOND_SENTINEL_AUTH),
+        file: Some(&TOLLKEEPER_REDIS_PERSECOND_SENTINEL_AUTH_FILE),
         identity: None,
     },
 };
@@ -315,8 +301,7 @@ impl RedisSettings {
             over_limit_cache: OverLimitCacheSettings::from_values(values),
             tables: TableLookupSettings {
                 cache_bytes: values.get(&TOLLKEEPER_TABLE_BYTES).to_usize_saturating(),
-                keep: values.get(&TOLLKEEPER_TABLE_KEEP),
-                unknown_reads_per_s: values.get(&TOLLKEEPER_TABLE_UNKNOWN_READS),
+                ..TableLookupSettings::default()
             },
             health_needs_connection: values.get(&REDIS_HEALTH_CHECK_ACTIVE_CONNECTION),
         }

@@ -90,14 +90,14 @@ impl ExceededLimit {
                 "request rejected: TOLLKEEPER_MAX_CONCURRENT_REQUESTS is reached (raise it, or add replicas)"
             }
             Self::RequestsPerAddress => {
-                "request rejected: TOLLKEEPER_MAX_CONCURRENT_REQUESTS_PER_ADDRESS is reached (raise it, or add replicas)"
+                "request rejected: TOLLKEEPER_MAX_CONCURRENT_REQUESTS / 4 for one address is reached (raise it, or add replicas)"
             }
             Self::BufferedBytes => "request rejected: TOLLKEEPER_MAX_BUFFERED_BYTES is reached (raise it)",
             Self::BufferedBytesPerAddress => {
-                "request rejected: TOLLKEEPER_MAX_BUFFERED_BYTES_PER_ADDRESS is reached (raise it)"
+                "request rejected: TOLLKEEPER_MAX_BUFFERED_BYTES / 4 for one address is reached (raise it)"
             }
             Self::BufferedBytesPerConnection => {
-                "request rejected: TOLLKEEPER_MAX_BUFFERED_BYTES_PER_CONNECTION is reached (raise it)"
+                "request rejected: TOLLKEEPER_MAX_BUFFERED_BYTES / 8 for one connection is reached (raise it)"
             }
             Self::MessageTimeout => "call rejected: no whole message within TOLLKEEPER_HEAD_TIMEOUT (check the client)",
             Self::Frames => "connection closed: too many SETTINGS or GOAWAY frames (check the client)",

@@ -75,7 +75,12 @@ const fn call_headers<'a>(path: &'a str, authority: &'a str) -> [(&'static str, 
 impl Http2Connection {
     /// Connects to a port of 127.0.0.1 and sends the connection preface.
     pub fn connect(port: u16) -> Self {
-        let stream = http::connect(port, Ipv4Addr::LOCALHOST).expect("the listener accepts");
+        Self::connect_from(port, Ipv4Addr::LOCALHOST)
+    }
+
+    /// Connects like `connect`, from another address of this machine.
+    pub fn connect_from(port: u16, source: Ipv4Addr) -> Self {
+        let stream = http::connect(port, source).expect("the listener accepts");
         let mut frames = Self { stream, is_indexed: false };
         frames.stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").expect("the server reads");
         frames.send(SETTINGS, 0, 0, b"").expect("the server reads");

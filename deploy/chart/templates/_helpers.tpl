@@ -277,16 +277,17 @@ Ports of Redis or memcached as a JSON list: networkPolicy.redisPorts, or those o
 {{- end }}
 {{- with .Values.regions }}
 {{- if .name }}
+{{- /* rediss:// in the first address, after the name that sentinels know the primary by, is TLS to all. */}}
+{{- $url := ternary (regexReplaceAll "^([^,:/]+,)?(rediss?://)?" .globalRedis.url "${1}rediss://") .globalRedis.url .globalRedis.tls }}
 {{- $_ := merge $all (dict
   "TOLLKEEPER_REGION" .name "TOLLKEEPER_REGIONS" (join "," .names)
-  "TOLLKEEPER_GLOBAL_REDIS_URL" .globalRedis.url "TOLLKEEPER_GLOBAL_REDIS_TYPE" .globalRedis.type
-  "TOLLKEEPER_GLOBAL_REDIS_TLS" (toString .globalRedis.tls)
+  "TOLLKEEPER_GLOBAL_REDIS_URL" $url "TOLLKEEPER_GLOBAL_REDIS_TYPE" .globalRedis.type
   "TOLLKEEPER_GLOBAL_REDIS_WAIT_REPLICAS" (toString (int .globalRedis.waitReplicas))) }}
 {{- end }}
 {{- end }}
 {{- range $name, $setting := dict
-  "redisAuth" "TOLLKEEPER_REDIS_AUTH_FILE" "redisSentinelAuth" "TOLLKEEPER_REDIS_SENTINEL_AUTH_FILE"
-  "redisPerSecondAuth" "TOLLKEEPER_REDIS_PERSECOND_AUTH_FILE"
+  "redisAuth" "REDIS_AUTH_FILE" "redisSentinelAuth" "TOLLKEEPER_REDIS_SENTINEL_AUTH_FILE"
+  "redisPerSecondAuth" "REDIS_PERSECOND_AUTH_FILE"
   "redisPerSecondSentinelAuth" "TOLLKEEPER_REDIS_PERSECOND_SENTINEL_AUTH_FILE"
   "globalRedisAuth" "TOLLKEEPER_GLOBAL_REDIS_AUTH_FILE"
   "globalRedisSentinelAuth" "TOLLKEEPER_GLOBAL_REDIS_SENTINEL_AUTH_FILE"

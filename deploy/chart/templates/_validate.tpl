@@ -58,8 +58,7 @@ Secret. Messages never repeat a value.
   "REDIS_AUTH" "redisAuth" "REDIS_URL" "redisAuth" "REDIS_SENTINEL_AUTH" "redisSentinelAuth"
   "REDIS_PERSECOND_AUTH" "redisPerSecondAuth" "REDIS_PERSECOND_URL" "redisPerSecondAuth"
   "REDIS_PERSECOND_SENTINEL_AUTH" "redisPerSecondSentinelAuth" "TOLLKEEPER_ADMIN_TOKEN" "adminToken"
-  "TOLLKEEPER_GLOBAL_REDIS_AUTH" "globalRedisAuth" "TOLLKEEPER_GLOBAL_REDIS_URL" "globalRedisAuth"
-  "TOLLKEEPER_GLOBAL_REDIS_SENTINEL_AUTH" "globalRedisSentinelAuth") $name }}
+  "TOLLKEEPER_GLOBAL_REDIS_URL" "globalRedisAuth") $name }}
 {{- $remedy := ternary (printf "%s.%s=KEY" $fix $key) (printf "set %s by extraEnv with valueFrom.secretKeyRef" $name) (not (empty $key)) }}
 {{- if regexMatch "_(AUTH|TOKEN|PASSWORD|SECRET|HEADERS|HASH_KEY|ACCESS_KEY|ACCESS_KEY_ID|CREDENTIALS_FULL_URI|CREDENTIALS_RELATIVE_URI)$" $name }}
 {{- fail (printf "%s is a secret, which Helm would store and print: %s" $it.place $remedy) }}

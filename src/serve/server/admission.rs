@@ -158,7 +158,7 @@ impl ListenerAdmission {
             return None;
         }
         let Some(of_address) = self.add_connection_of_address(peer, max_per_address) else {
-            self.reject_connection("TOLLKEEPER_MAX_CONNECTIONS_PER_ADDRESS", max_per_address, peer);
+            self.reject_connection("TOLLKEEPER_MAX_CONNECTIONS / 5 for one address", max_per_address, peer);
             return None;
         };
         self.stats().record_opened_connection();
@@ -182,12 +182,12 @@ impl ListenerAdmission {
         Some(Arc::clone(&address.in_flight))
     }
 
-    fn reject_connection(&self, setting: &'static str, max: usize, peer: Option<SocketAddr>) {
+    fn reject_connection(&self, bound: &'static str, max: usize, peer: Option<SocketAddr>) {
         static REJECTED_CONNECTION_LOG_THROTTLE: LogThrottle = LogThrottle::every(LOG_INTERVAL);
         self.limits.stats.record_rejected_connection();
         if let Some(suppressed) = REJECTED_CONNECTION_LOG_THROTTLE.allow(Clock::System.now()) {
             let (listener, peer) = (self.kind.name(), peer.map(|peer| peer.to_string()));
-            let limit = if self.kind.serves_clients() { setting } else { "the limit on connections of operators" };
+            let limit = if self.kind.serves_clients() { bound } else { "the limit on connections of operators" };
             let fix = if self.kind.serves_clients() { "raise it" } else { "close consoles that nobody needs" };
             tracing::warn!(listener, peer, suppressed, "connection closed: {limit} of {max} is reached ({fix})");
         }

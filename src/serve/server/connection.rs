@@ -104,6 +104,8 @@ enum ListenerProtocol {
 const UNUSED_CONNECTION_GRACE: Duration = Duration::from_secs(5);
 /// Maximum number of concurrent HTTP/2 streams on a connection to an HTTP listener.
 const MAX_HTTP_STREAMS: u32 = 256;
+/// Maximum size of the headers of an HTTP request, such as to `/json`, in bytes.
+const MAX_HTTP_HEAD_BYTES: u16 = 16 << 10;
 
 impl ConnectionPolicy {
     /// Policy of an HTTP listener: HTTP/1.1, and with TLS also HTTP/2.
@@ -116,9 +118,9 @@ impl ConnectionPolicy {
         // Large pages are written from where they are: a copy for each client that does not read would not be counted.
         builder.http1().writev(true);
         builder.http2().timer(TokioTimer::new()).max_concurrent_streams(MAX_HTTP_STREAMS);
-        builder.http2().max_header_list_size(bounds.head_bytes);
+        builder.http2().max_header_list_size(MAX_HTTP_HEAD_BYTES.into());
         if kind.serves_clients() {
-            builder.http1().max_buf_size(usize::try_from(bounds.head_bytes).unwrap_or(usize::MAX));
+            builder.http1().max_buf_size(MAX_HTTP_HEAD_BYTES.into());
         }
         // In HTTP/1 the timeout of the request head also bounds the time between two requests.
         let idle_timeout = has_tls.then_some(bounds.head_timeout);

@@ -68,16 +68,13 @@ const MAX_PENDING_RESETS: usize = 2048;
 /// Initial flow-control window in bytes, of a stream and of a connection.
 const FLOW_CONTROL_WINDOW_BYTES: u32 = 1024 * 1024;
 
-/// Budget of a connection for small DATA frames that are received and not yet read, for h2.
+/// Maximum number of concurrent calls on one connection, delayed responses included.
+const MAX_CONCURRENT_STREAMS: u32 = 4096;
+/// Budget of a connection for small DATA frames that are received and not yet read, for h2: two for each stream.
 ///
 /// Each of them costs at most 256. Clients may send a message in two frames and the end of the stream in a third, on
 /// all streams at once. h2's default would close the connection after 2000 such calls.
-fn data_frame_budget(max_concurrent_streams: u32) -> usize {
-    const FRAME_COST: usize = 256;
-    const FRAMES_PER_STREAM: usize = 2;
-    let streams = usize::try_from(max_concurrent_streams).unwrap_or(usize::MAX);
-    streams.saturating_mul(FRAMES_PER_STREAM * FRAME_COST)
-}
+const DATA_FRAME_BUDGET: usize = 4096 * 2 * 256;
 
 impl Http2Server {
     /// Server with the limits and keepalive of the settings.
@@ -90,13 +87,13 @@ impl Http2Server {
         let mut builder = Builder::new();
         builder
             .max_header_list_size(settings.max_header_bytes)
-            .max_concurrent_streams(settings.max_concurrent_streams)
+            .max_concurrent_streams(MAX_CONCURRENT_STREAMS)
             .max_pending_accept_reset_streams(MAX_PENDING_RESETS)
-            .data_frame_budget(data_frame_budget(settings.max_concurrent_streams))
+            .data_frame_budget(DATA_FRAME_BUDGET)
             .initial_window_size(FLOW_CONTROL_WINDOW_BYTES)
             .initial_connection_window_size(FLOW_CONTROL_WINDOW_BYTES);
-        let timeout = settings.keepalive_timeout;
-        let keep_alive = settings.keepalive_interval.map(|interval| KeepAliveTimes { interval, timeout });
+        let keep_alive = settings.keepalive_interval;
+        let keep_alive = keep_alive.map(|interval| KeepAliveTimes { interval, timeout: interval / 3 });
         let message_timeout = bounds.head_timeout;
         let router = TowerToHyperService::new(router);
         Self {

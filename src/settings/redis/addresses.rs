@@ -44,6 +44,20 @@ named_enum! {
     }
 }
 
+impl DeploymentKind {
+    /// Returns the kind of which a URL has the form: a list of servers is a cluster, or a primary and its sentinels if
+    /// it begins with a name.
+    fn from_url_form(url: &str) -> Self {
+        match url.split_once(',') {
+            // A password may hold a comma.
+            _ if RedisAddress::parse(url, DEFAULT_REDIS_PORT).is_ok() => Self::Single,
+            None => Self::Single,
+            Some((first, _)) if is_primary_name(first.trim()) => Self::Sentinel,
+            Some(_) => Self::Cluster,
+        }
+    }
+}
+
 impl Choice for DeploymentKind {
     const ACCEPTED_WORDS: WordTable<Self> = Self::ACCEPTED_WORDS;
 }
@@ -51,7 +65,8 @@ impl Choice for DeploymentKind {
 /// The variables that locate a deployment.
 pub(crate) struct AddressVariables {
     pub(crate) url: &'static Setting<SecretUrl>,
-    pub(crate) kind: &'static Setting<DeploymentKind>,
+    /// `None`: the form of the URL decides.
+    pub(crate) kind: Option<&'static Setting<DeploymentKind>>,
     /// `None`: the form of the URL decides.
     pub(crate) socket: Option<&'static Setting<SocketKind>>,
 }
@@ -86,11 +101,12 @@ impl AddressVariables {
     pub(super) fn read_addresses(&self, values: &mut Values) -> Addresses {
         // Nothing can be checked against a value that is itself invalid.
         let is_socket_invalid = self.socket.is_some_and(|socket| values.is_invalid(socket));
-        if values.is_invalid(self.kind) || is_socket_invalid || values.is_invalid(self.url) {
+        let is_kind_invalid = self.kind.is_some_and(|kind| values.is_invalid(kind));
+        if is_kind_invalid || is_socket_invalid || values.is_invalid(self.url) {
             return Addresses::placeholder();
         }
         let url = values.get(self.url);
-        let parsed = match (url.reveal(), values.get(self.kind)) {
+        let parsed = match (url.reveal(), self.deployment_kind(values)) {
             ("", _) => {
                 let fix = "give the address of Redis, or unset all that begins with REDIS_";
                 Err(InvalidSetting::new("set but empty", fix))
@@ -98,7 +114,7 @@ impl AddressVariables {
             (text, DeploymentKind::Single) => self.parse_single_address(values, text).map(Addresses::from_single),
             (_, kind) if !values.is_set(self.url) => {
                 let form = if kind == DeploymentKind::Sentinel { SENTINEL_LIST_HINT } else { CLUSTER_LIST_HINT };
-                Err(InvalidSetting::new(format!("not set with {}={}", self.kind.name(), kind.name()), form))
+                Err(InvalidSetting::new(format!("not set with {}={}", self.kind_name(), kind.name()), form))
             }
             (text, DeploymentKind::Sentinel) => parse_sentinel_list(text),
             (text, DeploymentKind::Cluster) => parse_cluster_list(text),
@@ -109,6 +125,16 @@ impl AddressVariables {
         })
     }
 
+    /// Returns the kind of the deployment.
+    pub(super) fn deployment_kind(&self, values: &Values) -> DeploymentKind {
+        self.kind.map_or_else(|| DeploymentKind::from_url_form(values.get(self.url).reveal()), |kind| values.get(kind))
+    }
+
+    /// Returns the name of the variable that gives the kind; empty if there is none.
+    fn kind_name(&self) -> &'static str {
+        self.kind.map_or("", |kind| kind.name())
+    }
+
     /// Returns the kind of socket that its variable gives; `None` if the variable is not set.
     pub(super) fn given_socket_kind(&self, values: &Values) -> Option<SocketKind> {
         self.socket.filter(|socket| values.is_set(*socket)).map(|socket| values.get(socket))
@@ -116,7 +142,7 @@ impl AddressVariables {
 
     /// Parses the address of a single server; without a given kind of socket its form decides about the kind of socket.
     fn parse_single_address(&self, values: &Values, text: &str) -> Result<RedisAddress, InvalidSetting> {
-        let (socket, kind) = (self.socket.map_or("", |socket| socket.name()), self.kind.name());
+        let (socket, kind) = (self.socket.map_or("", |socket| socket.name()), self.kind_name());
         let given_socket = self.given_socket_kind(values);
         let is_path = text.starts_with('/');
         if is_path && text.contains('?') {

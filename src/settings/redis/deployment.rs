@@ -79,7 +79,8 @@ pub(crate) struct DeploymentVariables {
     /// `None`: there is one connection to each node.
     pub(crate) connections: Option<&'static Setting<NonZeroUsize>>,
     pub(crate) connect_timeout: &'static Setting<Duration>,
-    pub(crate) tls: &'static Setting<bool>,
+    /// `None`: the URL decides.
+    pub(crate) tls: Option<&'static Setting<bool>>,
     pub(crate) server: CredentialVariables,
     pub(crate) sentinels: CredentialVariables,
 }
@@ -87,7 +88,7 @@ pub(crate) struct DeploymentVariables {
 impl DeploymentVariables {
     /// Reads the deployment, with certificates that all deployments share; what is wrong is noted in `values`.
     pub(crate) fn read_deployment(&self, values: &mut Values, certificates: &StoreTlsVariables) -> DeploymentSettings {
-        let kind = values.get(self.url.kind);
+        let kind = self.url.deployment_kind(values);
         let Addresses { primary, first, others } = self.url.read_addresses(values);
         let is_unix = self.url.given_socket_kind(values) == Some(SocketKind::Unix);
         if let (Some(socket), true) = (self.url.socket, is_unix && kind != DeploymentKind::Single) {
@@ -158,16 +159,19 @@ impl DeploymentVariables {
             let fix = "give rediss:// to all for TLS, or to none";
             values.add_problem(url_setting, "it has both redis:// and rediss://", fix);
         }
-        if by_url && values.is_set(self.tls) && !values.get(self.tls) {
+        let by_setting = self.tls.is_some_and(|tls| values.get(tls));
+        if let (true, false, Some(tls)) = (by_url, by_setting, self.tls.filter(|tls| values.is_set(*tls))) {
             let what = format!("{} says rediss://, which is TLS", url_setting.name());
-            values.add_problem(self.tls, what, format!("unset it, or write redis:// in {}", url_setting.name()));
+            values.add_problem(tls, what, format!("unset it, or write redis:// in {}", url_setting.name()));
         }
-        if !by_url && !values.get(self.tls) {
+        if !by_url && !by_setting {
             return None;
         }
-        if urls.iter().any(|url| matches!(url.endpoint, Endpoint::Unix(_))) {
+        if let Some(tls) = self.tls
+            && urls.iter().any(|url| matches!(url.endpoint, Endpoint::Unix(_)))
+        {
             let fix = format!("unset it, or give host:port as {}", url_setting.name());
-            values.add_problem(self.tls, "a unix socket has no TLS", fix);
+            values.add_problem(tls, "a unix socket has no TLS", fix);
         }
         Some(certificates.read_tls(values))
     }
@@ -195,7 +199,8 @@ fn read_common_credentials(
     let mut given = urls.iter().map(|url| &url.credentials).filter(|credentials| **credentials != Credentials::None);
     let first = given.next().cloned().unwrap_or(Credentials::None);
     if given.any(|other| *other != first) {
-        let fix = format!("give the same to all, or leave them out and give {}", login.auth.name());
+        let instead = login.auth.map(|auth| format!(", or leave them out and give {}", auth.name()));
+        let fix = format!("give the same to all{}", instead.unwrap_or_default());
         values.add_problem(url, "its addresses have different users or passwords", fix);
     }
     first

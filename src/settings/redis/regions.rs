@@ -3,23 +3,21 @@
 //! Decides: which names regions may have; what `TOLLKEEPER_REGIONS` needs.
 
 use std::collections::HashSet;
-use std::num::NonZeroUsize;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use siphasher::sip::SipHasher13;
 
 use super::addresses::{AddressVariables, DeploymentKind};
 use super::deployment::{DeploymentSettings, DeploymentVariables};
+use super::{REDIS_POOL_SIZE, REDIS_TIMEOUT};
 use crate::settings::cloud_identity::{
     IdentityVariables, TOLLKEEPER_REDIS_AWS_IAM_SERVICE, TOLLKEEPER_REDIS_IDENTITY_USER, TokenCloud,
 };
 use crate::settings::credentials::CredentialVariables;
-use crate::settings::secret::Secret;
-use crate::settings::setting::{AnySetting, Condition, Support, settings};
+use crate::settings::setting::{AnySetting, settings};
 use crate::settings::tls::StoreTlsVariables;
-use crate::settings::value::number::{DurationRange, IntRange};
+use crate::settings::value::number::IntRange;
 use crate::settings::value::text::{SecretUrl, TextList};
 use crate::settings::values::Values;
 
@@ -30,29 +28,20 @@ settings! { "Regions", only read "with TOLLKEEPER_REGION";
     TOLLKEEPER_GLOBAL_REDIS_URL: SecretUrl = "",
         "Redis that all regions reach, in the form of REDIS_URL (rediss:// is TLS); no response waits for it";
     TOLLKEEPER_GLOBAL_REDIS_TYPE: DeploymentKind = DeploymentKind::Single, "kind of deployment";
-    TOLLKEEPER_GLOBAL_REDIS_POOL_SIZE: NonZeroUsize = NonZeroUsize::MIN, "connections to each node, at most 128";
-    TOLLKEEPER_GLOBAL_REDIS_AUTH: Option<Secret> = None, "password or user:password";
-    TOLLKEEPER_GLOBAL_REDIS_AUTH_FILE: Option<PathBuf> = None, "file that holds it";
+    TOLLKEEPER_GLOBAL_REDIS_AUTH_FILE: Option<PathBuf> = None, "file that holds password or user:password";
     TOLLKEEPER_GLOBAL_REDIS_AWS_IAM_AUTH: bool = false, "REDIS_AWS_IAM_AUTH for it, and so on";
     TOLLKEEPER_GLOBAL_REDIS_AWS_IAM_CACHE_NAME: String = "", "name of the cache or cluster";
     TOLLKEEPER_GLOBAL_REDIS_AWS_IAM_USER_ID: String = "", "id of the user";
     TOLLKEEPER_GLOBAL_REDIS_AWS_IAM_REGION: String = "", "region of the cache; empty: AWS_REGION";
     TOLLKEEPER_GLOBAL_REDIS_AWS_IAM_SERVERLESS: bool = false, "the cache is serverless";
     TOLLKEEPER_GLOBAL_REDIS_IDENTITY: TokenCloud = TokenCloud::None, "TOLLKEEPER_REDIS_IDENTITY for it";
-    TOLLKEEPER_GLOBAL_REDIS_TLS: bool = false, "connect over TLS, with the certificates of REDIS_TLS_";
-    TOLLKEEPER_GLOBAL_REDIS_TIMEOUT: Duration = Duration::from_secs(10), "time limit of a connection attempt"
-        .with_allowed(DurationRange::new(Duration::from_millis(1), Duration::from_secs(3600)));
-    TOLLKEEPER_GLOBAL_REDIS_SENTINEL_AUTH: Option<Secret> = None, "password or user:password for its sentinels";
-    TOLLKEEPER_GLOBAL_REDIS_SENTINEL_AUTH_FILE: Option<PathBuf> = None, "file that holds it";
+    TOLLKEEPER_GLOBAL_REDIS_SENTINEL_AUTH_FILE: Option<PathBuf> = None,
+        "file that holds password or user:password for its sentinels"
+        .only_read("with TOLLKEEPER_REGION and TOLLKEEPER_GLOBAL_REDIS_TYPE=sentinel");
     TOLLKEEPER_GLOBAL_REDIS_WAIT_REPLICAS: u32 = 0,
         "replicas of the global Redis that must know what a region holds before the region uses it (WAIT)"
         .with_allowed(IntRange::new(0, 1));
-    TOLLKEEPER_REGION_LEASE: String = "", "removed: a cut-off region keeps its part for as long as it is cut off"
-        .with_support(NO_EFFECT_LEASE);
 }
-
-const NO_EFFECT_LEASE: Support =
-    Support::NoEffect { when: Condition::Set, why: "a region has its part without a confirmation of the global Redis" };
 
 static GLOBAL_IDENTITY_VARIABLES: IdentityVariables = IdentityVariables {
     aws_auth: &TOLLKEEPER_GLOBAL_REDIS_AWS_IAM_AUTH,
@@ -67,20 +56,22 @@ static GLOBAL_IDENTITY_VARIABLES: IdentityVariables = IdentityVariables {
 
 /// Redis that all regions reach.
 static GLOBAL_REDIS_VARIABLES: DeploymentVariables = DeploymentVariables {
-    url: AddressVariables { url: &TOLLKEEPER_GLOBAL_REDIS_URL, kind: &TOLLKEEPER_GLOBAL_REDIS_TYPE, socket: None },
-    connections: Some(&TOLLKEEPER_GLOBAL_REDIS_POOL_SIZE),
-    connect_timeout: &TOLLKEEPER_GLOBAL_REDIS_TIMEOUT,
-    tls: &TOLLKEEPER_GLOBAL_REDIS_TLS,
+    url: AddressVariables {
+        url: &TOLLKEEPER_GLOBAL_REDIS_URL,
+        kind: Some(&TOLLKEEPER_GLOBAL_REDIS_TYPE),
+        socket: None,
+    },
+    connections: Some(&REDIS_POOL_SIZE),
+    connect_timeout: &REDIS_TIMEOUT,
+    tls: None,
     server: CredentialVariables {
-        auth: &TOLLKEEPER_GLOBAL_REDIS_AUTH,
-        file: &TOLLKEEPER_GLOBAL_REDIS_AUTH_FILE,
-        peer_file: None,
+        auth: None,
+        file: Some(&TOLLKEEPER_GLOBAL_REDIS_AUTH_FILE),
         identity: Some(&GLOBAL_IDENTITY_VARIABLES),
     },
     sentinels: CredentialVariables {
-        auth: &TOLLKEEPER_GLOBAL_REDIS_SENTINEL_AUTH,
-        file: &TOLLKEEPER_GLOBAL_REDIS_SENTINEL_AUTH_FILE,
-        peer_file: None,
+        auth: None,
+        file: Some(&TOLLKEEPER_GLOBAL_REDIS_SENTINEL_AUTH_FILE),
         identity: None,
     },
 };

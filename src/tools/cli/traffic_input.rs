@@ -234,7 +234,7 @@ const STREAM_URL_VARIABLE: &str = "TOLLKEEPER_DECISION_LOG_REDIS_URL";
 
 /// Returns `true` for the variables from which the Redis of a stream is read: its own one, or that of the counters.
 fn configures_stream_redis(name: &str, has_own_redis: bool) -> bool {
-    let is_of_any = name.starts_with("REDIS_TLS_") || ["REDIS_TIMEOUT", "REDIS_POOL_SIZE"].contains(&name);
+    let is_of_any = name.starts_with("REDIS_TLS_") || name == "REDIS_TIMEOUT";
     let is_of_counters = ["REDIS_", "TOLLKEEPER_REDIS_", "MEMCACHE_"].iter().any(|prefix| name.starts_with(prefix));
     let is_of_counters = is_of_counters || name == "BACKEND_TYPE";
     name.starts_with("TOLLKEEPER_DECISION_LOG_REDIS_") || is_of_any || (!has_own_redis && is_of_counters)

@@ -211,7 +211,7 @@ fn clients_that_do_not_read_pages_take_bounded_memory() {
 fn bodies_of_json_requests_in_progress_are_bounded_per_address() {
     let server = server(&many_limits(1))
         .env("TOLLKEEPER_GRPC_MAX_MESSAGE_BYTES", "1MiB")
-        .env("TOLLKEEPER_MAX_BUFFERED_BYTES_PER_ADDRESS", "4MiB")
+        .env("TOLLKEEPER_MAX_BUFFERED_BYTES", "16MiB")
         .start();
     let request = |length: usize| format!("POST /json HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n");
     let length = 1_000_000;

@@ -3,6 +3,7 @@
 //! `tests/bench/attacks` measures the same attacks with many connections; the tests here check each bound.
 
 use std::collections::HashSet;
+use std::net::Ipv4Addr;
 use std::sync::Arc;
 
 use ::tollkeeper::base::clock::Time;
@@ -169,7 +170,7 @@ fn await_refusals(connection: &mut Http2Connection, count: usize) {
 
 #[test]
 fn call_keeps_its_place_until_its_response_is_taken() {
-    let server = server().env("TOLLKEEPER_MAX_CONCURRENT_REQUESTS_PER_ADDRESS", "10").start();
+    let server = server().env("TOLLKEEPER_MAX_CONCURRENT_REQUESTS", "40").start();
     let mut connection = Http2Connection::connect(server.grpc_port());
     connection.send_bytes(&close_windows()).unwrap();
     for stream in (1..60).step_by(2) {
@@ -192,7 +193,7 @@ fn call_keeps_its_place_until_its_response_is_taken() {
 fn bytes_of_responses_that_are_not_taken_are_bounded() {
     let server = server()
         .env("TOLLKEEPER_GRPC_MAX_MESSAGE_BYTES", "64KiB")
-        .env("TOLLKEEPER_MAX_BUFFERED_BYTES_PER_CONNECTION", "64KiB")
+        .env("TOLLKEEPER_MAX_BUFFERED_BYTES", "512KiB")
         .start();
     let mut connection = Http2Connection::connect(server.grpc_port());
     connection.send_bytes(&close_windows()).unwrap();
@@ -211,25 +212,40 @@ fn bytes_of_responses_that_are_not_taken_are_bounded() {
 
 #[test]
 fn bytes_of_messages_that_never_end_are_bounded() {
-    for (setting, reason) in [
-        ("TOLLKEEPER_MAX_BUFFERED_BYTES_PER_CONNECTION", "buffered_bytes_per_connection"),
-        ("TOLLKEEPER_MAX_BUFFERED_BYTES_PER_ADDRESS", "buffered_bytes_per_address"),
-        ("TOLLKEEPER_MAX_BUFFERED_BYTES", "buffered_bytes"),
+    let own = Ipv4Addr::LOCALHOST;
+    let other = Ipv4Addr::new(127, 0, 0, 9);
+    // Calls of a first connection from an address, before the connection whose calls are refused.
+    for (held, source, reason) in [
+        (0, own, "buffered_bytes_per_connection"),
+        (3, own, "buffered_bytes_per_address"),
+        (3, other, "buffered_bytes"),
     ] {
-        let server = server().env("TOLLKEEPER_GRPC_MAX_MESSAGE_BYTES", "64KiB").env(setting, "64KiB").start();
+        // As much as a message, so that all three bounds are equal.
+        let server = server()
+            .env("TOLLKEEPER_GRPC_MAX_MESSAGE_BYTES", "64KiB")
+            .env("TOLLKEEPER_MAX_BUFFERED_BYTES", "64KiB")
+            .start();
+        let begin = |connection: &mut Http2Connection, calls: u32| {
+            for stream in (1..2 * calls).step_by(2) {
+                connection.call(stream, &[]).unwrap();
+                connection.message(stream, 60_000, &[0; 16_000], 0).unwrap();
+            }
+        };
+        let mut first = Http2Connection::connect_from(server.grpc_port(), source);
+        begin(&mut first, held);
+        send_call(&mut first, 101, &request(1));
+        assert_eq!(responses(&mut first, [101]).0, [101]);
         let mut connection = Http2Connection::connect(server.grpc_port());
-        for stream in (1..21).step_by(2) {
-            connection.call(stream, &[]).unwrap();
-            connection.message(stream, 60_000, &[0; 16_000], 0).unwrap();
-        }
+        begin(&mut connection, 10 - held);
         await_refusals(&mut connection, 6);
-        assert_eq!(refusals(&server, reason), 6, "{setting}");
+        assert_eq!(refusals(&server, reason), 6);
         // Small calls are answered, on this connection too.
         send_call(&mut connection, 101, &request(1));
         assert_eq!(responses(&mut connection, [101]).0, [101]);
         assert_serves(&server);
         // Calls that end free their bytes.
-        for stream in (1..21).step_by(2) {
+        drop(first);
+        for stream in (1..2 * (10 - held)).step_by(2) {
             connection.send(RST_STREAM, 0, stream, &[0; 4]).unwrap();
         }
         let mut streams = (103..).step_by(2);

@@ -112,10 +112,6 @@ const FILES: &[Case] = &[
     (&[("TOLLKEEPER_ADMIN_TOKEN_FILE", "{}/token")], Works),
     (&[("TOLLKEEPER_ADMIN_TOKEN_FILE", "{}/gone")], WorksInPart("TOLLKEEPER_ADMIN_TOKEN_FILE")),
     (&[("REDIS_URL", "rediss://127.0.0.1:1"), ("REDIS_TLS_CACERT", "{}/gone")], WorksInPart("REDIS_TLS_CACERT")),
-    (
-        &[("REDIS_URL", "127.0.0.1:1"), ("TOLLKEEPER_REDIS_AUTH_FILE", "{}/gone")],
-        WorksInPart("TOLLKEEPER_REDIS_AUTH_FILE"),
-    ),
     (&[("REDIS_URL", "127.0.0.1:1"), ("REDIS_AUTH_FILE", "{}/gone")], WorksInPart("REDIS_AUTH_FILE")),
     (
         &[
@@ -169,6 +165,8 @@ const ADDRESSES: &[Case] = &[
     ),
     // Redis is not read then.
     (&[("BACKEND_TYPE", "memcache"), ("MEMCACHE_HOST_PORT", "127.0.0.1:1"), ("REDIS_URL", "127.0.0.1:port")], Works),
+    // Removed; without it the connection would have no TLS.
+    (&[("TOLLKEEPER_GLOBAL_REDIS_TLS", "true")], Fails(&["TOLLKEEPER_GLOBAL_REDIS_TLS"])),
     (&[("TOLLKEEPER_SHUTDOWN_TIMEOUT", "1s")], Fails(&["TOLLKEEPER_SHUTDOWN_TIMEOUT"])),
 ];
 

@@ -255,11 +255,8 @@ fn an_empty_environment_gives_the_defaults() {
     let grpc = &settings.grpc;
     assert_eq!(grpc.max_connection_age, Some(Duration::from_secs(86_400)));
     assert_eq!(grpc.max_connection_age_grace, Some(Duration::from_secs(3600)));
-    assert_eq!(
-        (grpc.keepalive_interval, grpc.keepalive_timeout),
-        (Some(Duration::from_secs(60)), Duration::from_secs(20))
-    );
-    assert_eq!((grpc.max_concurrent_streams, grpc.max_message_bytes, grpc.reflection), (4096, 4 << 20, false));
+    assert_eq!(grpc.keepalive_interval, Some(Duration::from_secs(60)));
+    assert_eq!((grpc.max_message_bytes, grpc.reflection), (4 << 20, false));
     assert_eq!(grpc.max_header_bytes, 128 << 10);
     let rules = &settings.rules;
     assert_eq!(rules.root, Path::new("/srv/runtime_data/current"));
@@ -710,6 +707,9 @@ fn variables_that_nobody_reads_are_named_with_what_to_use() {
         ("REDIS_PASSWORD", Some("use REDIS_AUTH")),
         ("LIMITS_FILE", Some("use RUNTIME_ROOT, or serve --config FILE; the rules have another form")),
         ("ENVOY_RLS_PORT", Some("use GRPC_PORT")),
+        // Removed.
+        ("TOLLKEEPER_TABLE_KEEP", Some("use `keep` of the table")),
+        ("TOLLKEEPER_GRPC_KEEPALIVE_TIMEOUT", Some("it is a third of TOLLKEEPER_GRPC_KEEPALIVE_INTERVAL")),
         ("REDIS_SHARD_KEY", None),
         ("PROMETHEUS_BUCKETS", None),
         ("TOLLKEEPER_NEW_THING", None),
@@ -726,6 +726,19 @@ fn variables_that_nobody_reads_are_named_with_what_to_use() {
     {
         let lines = report_variables([(OsString::from(name), OsString::from(value))].into_iter());
         assert!(lines.iter().all(|line| line.name != name), "{name}: {lines:?}");
+    }
+}
+
+#[test]
+fn removed_variable_for_tls_or_a_password_prevents_the_start() {
+    for (name, instead) in [
+        ("TOLLKEEPER_GLOBAL_REDIS_TLS", "rediss:// in TOLLKEEPER_GLOBAL_REDIS_URL"),
+        ("TOLLKEEPER_REDIS_AUTH_FILE", "REDIS_AUTH_FILE"),
+    ] {
+        let line = format!("{name}=***: removed; unset it, and use {instead}");
+        assert_eq!(problems(&[(name, "sesame")]), [line]);
+        let lines = report_variables(os(&[(name, "sesame")]));
+        assert!(lines.len() == 1 && lines[0].disposition.prevents_start(), "{lines:?}");
     }
 }
 

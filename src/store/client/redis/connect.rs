@@ -181,17 +181,14 @@ impl ConnectOptions {
             ("TOLLKEEPER_DECISION_LOG_REDIS_URL", false) => {
                 "TOLLKEEPER_DECISION_LOG_REDIS_AUTH, its _FILE or the password in TOLLKEEPER_DECISION_LOG_REDIS_URL"
             }
-            ("TOLLKEEPER_DECISION_LOG_REDIS_URL", true) => {
-                "TOLLKEEPER_DECISION_LOG_REDIS_SENTINEL_AUTH, its _FILE or the password in \
-                 TOLLKEEPER_DECISION_LOG_REDIS_URL"
-            }
+            ("TOLLKEEPER_DECISION_LOG_REDIS_URL", true) => "the password in TOLLKEEPER_DECISION_LOG_REDIS_URL",
             (URL_FLAG, false) => "TOLLKEEPER_DECISION_LOG_REDIS_AUTH, its _FILE or the password in --url",
-            (URL_FLAG, true) => "TOLLKEEPER_DECISION_LOG_REDIS_SENTINEL_AUTH, its _FILE or the password in --url",
+            (URL_FLAG, true) => "the password in --url",
             ("TOLLKEEPER_GLOBAL_REDIS_URL", false) => {
-                "TOLLKEEPER_GLOBAL_REDIS_AUTH, its _FILE or the password in TOLLKEEPER_GLOBAL_REDIS_URL"
+                "TOLLKEEPER_GLOBAL_REDIS_AUTH_FILE or the password in TOLLKEEPER_GLOBAL_REDIS_URL"
             }
             ("TOLLKEEPER_GLOBAL_REDIS_URL", true) => {
-                "TOLLKEEPER_GLOBAL_REDIS_SENTINEL_AUTH, its _FILE or the password in TOLLKEEPER_GLOBAL_REDIS_URL"
+                "TOLLKEEPER_GLOBAL_REDIS_SENTINEL_AUTH_FILE or the password in TOLLKEEPER_GLOBAL_REDIS_URL"
             }
             ("REDIS_PERSECOND_URL", false) => "REDIS_PERSECOND_AUTH or the password in REDIS_PERSECOND_URL",
             ("REDIS_PERSECOND_URL", true) => "REDIS_PERSECOND_SENTINEL_AUTH or the password in REDIS_PERSECOND_URL",

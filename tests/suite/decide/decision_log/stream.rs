@@ -132,7 +132,7 @@ fn headers_of_earlier_rules_stay_while_their_decisions_do() {
 fn stream_in_a_cluster_is_on_the_node_of_its_key() {
     let cluster = Cluster::start();
     let urls = cluster.addresses().join(",");
-    let service = service(&urls, &[("TOLLKEEPER_DECISION_LOG_REDIS_TYPE", "cluster")]);
+    let service = service(&urls, &[]);
     decide(&service, 20);
     service.finish_log();
     let owner = cluster.node(cluster.primary_of(cluster.slot(STREAM)));

@@ -96,12 +96,8 @@ fn stream_is_reached_over_tls() {
     let certificates = Certificates::new(directory.path());
     let server = options().tls(&certificates).start();
     let authority = certificates.path("ca.crt").display().to_string();
-    let address = format!("127.0.0.1:{}", server.tls_port());
-    let by_url = format!("rediss://{address}");
+    let by_url = format!("rediss://127.0.0.1:{}", server.tls_port());
     assert_eq!(entries(&[(URL, &by_url), ("REDIS_TLS_CACERT", &authority)], &server), 11);
-    let by_setting =
-        [(URL, &*address), ("TOLLKEEPER_DECISION_LOG_REDIS_TLS", "true"), ("REDIS_TLS_CACERT", &*authority)];
-    assert_eq!(entries(&by_setting, &server), 22);
 }
 
 #[test]
@@ -124,13 +120,8 @@ fn certificates_for_the_stream_alone_are_used_and_choose_no_store() {
 #[test]
 fn stream_is_on_the_primary_that_sentinels_name() {
     let sentinels = Sentinels::start_with(&options().password("secret"), &options().password("guard"));
-    let url = format!("{NAME},{}", sentinels.addresses().join(","));
-    let env = [
-        (URL, &*url),
-        ("TOLLKEEPER_DECISION_LOG_REDIS_TYPE", "sentinel"),
-        ("TOLLKEEPER_DECISION_LOG_REDIS_AUTH", "secret"),
-        ("TOLLKEEPER_DECISION_LOG_REDIS_SENTINEL_AUTH", "guard"),
-    ];
+    let url = format!("{NAME},redis://:guard@{}", sentinels.addresses().join(","));
+    let env = [(URL, &*url), ("TOLLKEEPER_DECISION_LOG_REDIS_AUTH", "secret")];
     assert_eq!(entries(&env, sentinels.server(sentinels.primary())), 11);
 }
 
@@ -188,7 +179,6 @@ fn wrong_password_is_not_logged() {
 fn settings_of_a_stream_without_a_stream_are_told() {
     let settings = [
         (URL, "redis://:hunter2@127.0.0.1:6379"),
-        ("TOLLKEEPER_DECISION_LOG_REDIS_TLS", "true"),
         ("TOLLKEEPER_DECISION_LOG_REDIS_AUTH", "hunter2"),
         ("TOLLKEEPER_DECISION_LOG_STREAM_LENGTH", "5"),
         ("OTEL_EXPORTER_OTLP_LOGS_HEADERS", "authorization=hunter2"),

@@ -230,29 +230,6 @@ fn table_in_redis_needs_counters_in_redis() {
 }
 
 #[test]
-fn bounds_of_look_ups_are_settings() {
-    let redis = options().start();
-    let rules = RULES.replace("{ file: customers.csv }", "{ redis: customers }");
-    let files = Files::new(&rules, TABLE);
-    set(&redis, "acme", "gold");
-    let setup = setup(&files, &redis).env("TOLLKEEPER_TABLE_KEEP", "1s").env("TOLLKEEPER_TABLE_UNKNOWN_READS", "3");
-    let server = setup.start();
-    wait_until_followed(&server, &redis);
-    wait_for_limit(&server, "acme", 5);
-    // The lifetime of the settings, as the table has no `keep`: a change that nothing tells of is seen.
-    set(&redis, "acme", "9/day");
-    wait_for_limit(&server, "acme", 9);
-    redis.reset_stats();
-    let began = Instant::now();
-    for number in 0..200 {
-        let _ = limit(&server, &format!("v{number}"));
-    }
-    let reads = redis.command_counts().get("hget").copied().unwrap_or(0);
-    // Rows that are known may be read again besides: `acme` and `first`.
-    assert!(reads as f64 <= 3.0 * (1.0 + began.elapsed().as_secs_f64()) + 2.0, "{reads} reads");
-}
-
-#[test]
 fn table_is_read_and_followed_in_a_cluster() {
     let (cluster, files) = (Cluster::start(), files("24h"));
     let primary = cluster.node(cluster.primary_of(cluster.slot(ROWS)));

@@ -55,7 +55,7 @@ fn any_redis_setting_selects_redis() {
     for name in ["REDIS_URL", "REDIS_AUTH", "REDIS_TLS_CACERT", "REDIS_POOL_ON_EMPTY_BEHAVIOR"] {
         assert_eq!(read(&[(name, "")]).store, StoreSettings::Memory, "{name}");
     }
-    let others = [("TOLLKEEPER_STORE_TIMEOUT", "1s"), ("CACHE_KEY_PREFIX", "x"), ("TOLLKEEPER_REDIS_AUTH_FILE", "/x")];
+    let others = [("TOLLKEEPER_STORE_TIMEOUT", "1s"), ("CACHE_KEY_PREFIX", "x")];
     assert_eq!(read(&others).store, StoreSettings::Memory);
 }
 
@@ -86,13 +86,8 @@ fn redis_defaults_match_envoyproxy_ratelimit() {
         health_needs_connection: false,
     };
     assert_eq!(redis(&[("BACKEND_TYPE", "redis")]), expected);
-    let tables = redis(&[
-        ("BACKEND_TYPE", "redis"),
-        ("TOLLKEEPER_TABLE_BYTES", "1MiB"),
-        ("TOLLKEEPER_TABLE_KEEP", "1m"),
-        ("TOLLKEEPER_TABLE_UNKNOWN_READS", "7"),
-    ]);
-    let bounds = TableLookupSettings { cache_bytes: 1 << 20, keep: Duration::from_secs(60), unknown_reads_per_s: 7 };
+    let tables = redis(&[("BACKEND_TYPE", "redis"), ("TOLLKEEPER_TABLE_BYTES", "1MiB")]);
+    let bounds = TableLookupSettings { cache_bytes: 1 << 20, ..TableLookupSettings::default() };
     assert_eq!(tables, RedisSettings { tables: bounds, ..expected.clone() });
     let per_second = DeploymentSettings {
         setting: "REDIS_PERSECOND_URL",
@@ -143,7 +138,7 @@ fn each_redis_variable_reaches_its_setting() {
         ("REDIS_PERSECOND_TYPE", "sentinel"),
         ("REDIS_PERSECOND_POOL_SIZE", "5"),
         ("REDIS_PERSECOND_TIMEOUT", "3s"),
-        ("TOLLKEEPER_REDIS_PERSECOND_AUTH_FILE", "/per-second"),
+        ("REDIS_PERSECOND_AUTH_FILE", "/per-second"),
         ("REDIS_PERSECOND_SENTINEL_AUTH", "word"),
         ("CACHE_KEY_PREFIX", "p:"),
         ("EXPIRATION_JITTER_MAX_SECONDS", "-1"),
@@ -179,7 +174,7 @@ fn each_redis_variable_reaches_its_setting() {
         setting: "REDIS_PERSECOND_URL",
         topology: sentinels,
         database: 0,
-        credentials: credential_file("TOLLKEEPER_REDIS_PERSECOND_AUTH_FILE", "/per-second"),
+        credentials: credential_file("REDIS_PERSECOND_AUTH_FILE", "/per-second"),
         tls: None,
         connections: NonZeroUsize::new(5).unwrap(),
         connect_timeout: Duration::from_secs(3),
@@ -275,19 +270,16 @@ fn credential_variables_take_precedence_over_the_url() {
             assert_eq!(lines, ["REDIS_URL holds a password, which REDIS_AUTH overrides"], "{auth}");
         }
     }
-    let from_file = redis(&[("REDIS_URL", "h:1"), ("TOLLKEEPER_REDIS_AUTH_FILE", "/run/secrets/redis")]);
-    assert_eq!(from_file.main.credentials, credential_file("TOLLKEEPER_REDIS_AUTH_FILE", "/run/secrets/redis"));
-    // The name that an open change of envoyproxy/ratelimit gives it.
-    let peer = redis(&[
+    let from_file = redis(&[("REDIS_URL", "h:1"), ("REDIS_AUTH_FILE", "/run/secrets/redis")]);
+    assert_eq!(from_file.main.credentials, credential_file("REDIS_AUTH_FILE", "/run/secrets/redis"));
+    let both = redis(&[
         ("REDIS_AUTH_FILE", "/token"),
         ("REDIS_PERSECOND", "true"),
         ("REDIS_PERSECOND_URL", "h:2"),
         ("REDIS_PERSECOND_AUTH_FILE", "/other"),
     ]);
-    assert_eq!(peer.main.credentials, credential_file("REDIS_AUTH_FILE", "/token"));
-    assert_eq!(peer.per_second.unwrap().credentials, credential_file("REDIS_PERSECOND_AUTH_FILE", "/other"));
-    let both = [("REDIS_AUTH_FILE", "/a"), ("TOLLKEEPER_REDIS_AUTH_FILE", "/a")];
-    assert_eq!(problems(&both), ["REDIS_AUTH_FILE=/a: TOLLKEEPER_REDIS_AUTH_FILE is set too; unset one of them"]);
+    assert_eq!(both.main.credentials, credential_file("REDIS_AUTH_FILE", "/token"));
+    assert_eq!(both.per_second.unwrap().credentials, credential_file("REDIS_PERSECOND_AUTH_FILE", "/other"));
 }
 
 const FORMS: &str = "give host:port, a path that begins with /, or redis://user:password@host:port/db, IPv6 in \
@@ -345,7 +337,7 @@ fn contradictory_settings_are_reported_together() {
     let sentinel = ("REDIS_TYPE", "sentinel");
     let cluster = ("REDIS_TYPE", "cluster");
     let tls = ("REDIS_TLS", "true");
-    let file = ("TOLLKEEPER_REDIS_AUTH_FILE", "/f");
+    let file = ("REDIS_AUTH_FILE", "/f");
     let cases: &[(Vars<'_>, String)] = &[
         (&[("REDIS_URL", ""), ("REDIS_TLS", "false")], "REDIS_URL=: set but empty; give the address of Redis, or unset all that begins with REDIS_".into()),
         (&[("REDIS_SOCKET_TYPE", "tcp")], "REDIS_URL=: not set, though REDIS_SOCKET_TYPE is tcp; give host:port, or REDIS_SOCKET_TYPE=unix".into()),
@@ -368,8 +360,8 @@ fn contradictory_settings_are_reported_together() {
         (&[("REDIS_URL", "/s"), tls], "REDIS_TLS=true: a unix socket has no TLS; unset it, or give host:port as REDIS_URL".into()),
         (&[("REDIS_URL", "h:1"), tls, ("REDIS_TLS_CLIENT_CERT", "/c")], "REDIS_TLS_CLIENT_CERT=/c: set without REDIS_TLS_CLIENT_KEY; give both or none".into()),
         (&[("REDIS_URL", "rediss://h:1"), ("REDIS_PERSECOND", "true"), ("REDIS_PERSECOND_URL", "rediss://h:1"), ("REDIS_TLS_CLIENT_KEY", "/k")], "REDIS_TLS_CLIENT_KEY=/k: set without REDIS_TLS_CLIENT_CERT; give both or none".into()),
-        (&[("REDIS_URL", "h:1"), file, ("REDIS_AUTH", "x")], "TOLLKEEPER_REDIS_AUTH_FILE=/f: REDIS_AUTH is set too; unset one of them".into()),
-        (&[("REDIS_URL", "redis://:x@h:1"), file], "TOLLKEEPER_REDIS_AUTH_FILE=/f: REDIS_URL holds a password too; leave it to the file, which may say user:password".into()),
+        (&[("REDIS_URL", "h:1"), file, ("REDIS_AUTH", "x")], "REDIS_AUTH_FILE=/f: REDIS_AUTH is set too; unset one of them".into()),
+        (&[("REDIS_URL", "redis://:x@h:1"), file], "REDIS_AUTH_FILE=/f: REDIS_URL holds a password too; leave it to the file, which may say user:password".into()),
         (&[("REDIS_AUTH", ":")], "REDIS_AUTH=***: it holds no password; give password or user:password".into()),
         (&[("REDIS_AUTH", "x\n")], "REDIS_AUTH=***: it ends in a line break; remove it".into()),
         (&[("REDIS_POOL_SIZE", "0")], "REDIS_POOL_SIZE=0: out of range; give a whole number, 1 or more".into()),
@@ -418,8 +410,8 @@ fn ignored_redis_setting_gets_one_line() {
             ),
         ),
         (
-            &[("TOLLKEEPER_REDIS_AUTH_FILE", "/f")],
-            lines(&["TOLLKEEPER_REDIS_AUTH_FILE"], "it is only read with counters in Redis"),
+            &[("TOLLKEEPER_EVENTUAL_BYTES", "1MiB")],
+            lines(&["TOLLKEEPER_EVENTUAL_BYTES"], "it is only read with counters in Redis"),
         ),
         (
             &[("REDIS_URL", "h:1"), ("EXPIRATION_JITTER_MAX_SECONDS", "5")],

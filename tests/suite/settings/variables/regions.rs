@@ -38,30 +38,36 @@ fn each_variable_of_regions_reaches_its_setting() {
         URL,
         REGION,
         REGIONS,
-        ("TOLLKEEPER_GLOBAL_REDIS_URL", "m,there:1"),
+        ("TOLLKEEPER_GLOBAL_REDIS_URL", "m,rediss://:word@there:1"),
         ("TOLLKEEPER_GLOBAL_REDIS_TYPE", "sentinel"),
-        ("TOLLKEEPER_GLOBAL_REDIS_POOL_SIZE", "3"),
-        ("TOLLKEEPER_GLOBAL_REDIS_AUTH", "ann:word"),
-        ("TOLLKEEPER_GLOBAL_REDIS_TLS", "true"),
-        ("TOLLKEEPER_GLOBAL_REDIS_TIMEOUT", "3s"),
-        ("TOLLKEEPER_GLOBAL_REDIS_SENTINEL_AUTH_FILE", "/sentinels"),
+        ("REDIS_POOL_SIZE", "3"),
+        ("REDIS_TIMEOUT", "3s"),
+        ("TOLLKEEPER_GLOBAL_REDIS_AUTH_FILE", "/servers"),
         ("TOLLKEEPER_GLOBAL_REDIS_WAIT_REPLICAS", "1"),
         ("REDIS_TLS_CACERT", "/ca"),
     ])
     .regions
     .unwrap();
     let global = regions.global;
-    let credentials = credential_file("TOLLKEEPER_GLOBAL_REDIS_SENTINEL_AUTH_FILE", "/sentinels");
+    let credentials = Credentials::Inline { user: None, password: Secret::new("word") };
     let topology = TopologySettings::Sentinel { primary: "m".into(), sentinels: vec![tcp("there", 1)], credentials };
     assert_eq!((global.topology, regions.wait_replicas), (topology, 1));
-    let inline = Credentials::Inline { user: Some("ann".into()), password: Secret::new("word") };
+    let file = credential_file("TOLLKEEPER_GLOBAL_REDIS_AUTH_FILE", "/servers");
     assert_eq!(
         (global.credentials, global.connections.get(), global.connect_timeout),
-        (inline, 3, Duration::from_secs(3))
+        (file, 3, Duration::from_secs(3))
     );
     assert!(global.tls.is_some_and(|tls| tls.ca.is_some()));
-    let file = redis(&[URL, REGION, REGIONS, GLOBAL, ("TOLLKEEPER_GLOBAL_REDIS_AUTH_FILE", "/f")]);
-    assert_eq!(file.regions.unwrap().global.credentials, credential_file("TOLLKEEPER_GLOBAL_REDIS_AUTH_FILE", "/f"));
+    let sentinels = redis(&[
+        URL,
+        REGION,
+        REGIONS,
+        ("TOLLKEEPER_GLOBAL_REDIS_URL", "m,there:1"),
+        ("TOLLKEEPER_GLOBAL_REDIS_TYPE", "sentinel"),
+        ("TOLLKEEPER_GLOBAL_REDIS_SENTINEL_AUTH_FILE", "/sentinels"),
+    ]);
+    let TopologySettings::Sentinel { credentials, .. } = sentinels.regions.unwrap().global.topology else { panic!() };
+    assert_eq!(credentials, credential_file("TOLLKEEPER_GLOBAL_REDIS_SENTINEL_AUTH_FILE", "/sentinels"));
     assert_eq!(redis(&[URL]).regions, None);
 }
 
@@ -146,12 +152,7 @@ fn unused_and_doubtful_settings_of_regions_get_one_notice() {
 
 #[test]
 fn password_of_the_global_redis_is_never_shown() {
-    let vars: Vars<'_> = &[
-        URL,
-        REGION,
-        ("TOLLKEEPER_GLOBAL_REDIS_URL", "redis://:sesame@there"),
-        ("TOLLKEEPER_GLOBAL_REDIS_AUTH", "sesame"),
-    ];
+    let vars: Vars<'_> = &[URL, REGION, ("TOLLKEEPER_GLOBAL_REDIS_URL", "redis://:sesame@there")];
     assert!(!problems(vars).join("\n").contains("sesame"));
     let valid = [vars, &[REGIONS]].concat();
     assert!(!format!("{:?}", read(&valid)).contains("sesame"));

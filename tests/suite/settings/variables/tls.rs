@@ -86,21 +86,14 @@ fn client_limits_have_defaults_and_zero_disables() {
         buffered_bytes: Some(128 << 20),
         buffered_bytes_per_address: Some(32 << 20),
         buffered_bytes_per_connection: Some(16 << 20),
-        head_bytes: 16 << 10,
         head_timeout: seconds(60),
         idle_timeout: Some(seconds(3600)),
     };
     assert_eq!(read(&[]).client_limits, defaults);
     let none = read(&[
         ("TOLLKEEPER_MAX_CONNECTIONS", "0"),
-        ("TOLLKEEPER_MAX_CONNECTIONS_PER_ADDRESS", "0"),
         ("TOLLKEEPER_MAX_CONCURRENT_REQUESTS", "0"),
-        ("TOLLKEEPER_MAX_CONCURRENT_REQUESTS_PER_ADDRESS", "0"),
         ("TOLLKEEPER_MAX_BUFFERED_BYTES", "0"),
-        ("TOLLKEEPER_MAX_BUFFERED_BYTES_PER_ADDRESS", "0"),
-        // At least a message.
-        ("TOLLKEEPER_MAX_BUFFERED_BYTES_PER_CONNECTION", "1"),
-        ("TOLLKEEPER_MAX_HEADER_BYTES", "64KiB"),
         ("TOLLKEEPER_HEAD_TIMEOUT", "5s"),
         ("TOLLKEEPER_IDLE_TIMEOUT", "0"),
     ]);
@@ -111,12 +104,20 @@ fn client_limits_have_defaults_and_zero_disables() {
         requests_per_address: None,
         buffered_bytes: None,
         buffered_bytes_per_address: None,
-        buffered_bytes_per_connection: Some(4 << 20),
-        head_bytes: 64 << 10,
+        buffered_bytes_per_connection: None,
         head_timeout: seconds(5),
         idle_timeout: None,
     };
     assert_eq!(none.client_limits, expected);
-    assert_eq!(problems(&[("TOLLKEEPER_MAX_HEADER_BYTES", "100")]).len(), 1);
+    // A part is at least one, or a message.
+    let small = read(&[
+        ("TOLLKEEPER_MAX_CONNECTIONS", "3"),
+        ("TOLLKEEPER_MAX_CONCURRENT_REQUESTS", "9"),
+        ("TOLLKEEPER_MAX_BUFFERED_BYTES", "20MiB"),
+    ]);
+    let small = small.client_limits;
+    assert_eq!((small.connections_per_address, small.requests_per_address), (Some(1), Some(2)));
+    let bytes = [small.buffered_bytes, small.buffered_bytes_per_address, small.buffered_bytes_per_connection];
+    assert_eq!(bytes, [Some(20 << 20), Some(5 << 20), Some(4 << 20)]);
     assert_eq!(problems(&[("TOLLKEEPER_MAX_CONNECTIONS", "-1")]).len(), 1);
 }

@@ -16,8 +16,7 @@ fn stream_in_a_cluster_is_followed_when_its_slot_moves() {
     append(cluster.node(owner), [1]);
     let urls = cluster.addresses().join(",");
     let url = format!("--follow --url {urls}");
-    let reader =
-        Reader::start_with(command(cluster.node(0), &url).env("TOLLKEEPER_DECISION_LOG_REDIS_TYPE", "cluster"));
+    let reader = Reader::start_with(&mut command(cluster.node(0), &url));
     assert_eq!(number(&reader.line()), 1);
     let next = (0..3).find(|node| *node != owner).unwrap();
     cluster.migrate_slot(slot, next);
@@ -31,7 +30,7 @@ fn stream_behind_sentinels_is_read_from_the_primary() {
     append(sentinels.server(sentinels.primary()), [1, 2]);
     let urls = format!("{NAME},{}", sentinels.addresses().join(","));
     let mut command = command(sentinels.server(0), &format!("--url {urls}"));
-    let output = command.env("TOLLKEEPER_DECISION_LOG_REDIS_TYPE", "sentinel").output().unwrap();
+    let output = command.output().unwrap();
     assert_eq!(numbers(&text(&output.stdout)), [1, 2], "{output:?}");
 }
 

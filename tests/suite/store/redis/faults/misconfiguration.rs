@@ -68,7 +68,7 @@ fn assert_reported(cases: Vec<Case>) {
             log.lines().find(is_it).map(str::to_owned)
         });
         // Where the login is at fault, its settings are named.
-        let settings = ["setting=REDIS_URL", "setting=\"REDIS_AUTH or", "setting=TOLLKEEPER_REDIS_AUTH_FILE"];
+        let settings = ["setting=REDIS_URL", "setting=\"REDIS_AUTH or", "setting=REDIS_AUTH_FILE"];
         assert!(settings.iter().any(|setting| line.contains(setting)), "{line}");
         println!("{line}");
         let ready = if misconfigured { 503 } else { 200 };
@@ -124,12 +124,12 @@ fn rejected_password_is_reported_and_not_shown() {
         ),
         misconfigured_env(&[("REDIS_URL", &url)], &["WRONGPASS", "REDIS_URL"]),
         misconfigured_env(
-            &[("REDIS_URL", &address), ("TOLLKEEPER_REDIS_AUTH_FILE", file)],
-            &["WRONGPASS", "setting=TOLLKEEPER_REDIS_AUTH_FILE"],
+            &[("REDIS_URL", &address), ("REDIS_AUTH_FILE", file)],
+            &["WRONGPASS", "setting=REDIS_AUTH_FILE"],
         ),
         misconfigured_env(
-            &[("REDIS_URL", &address), ("TOLLKEEPER_REDIS_AUTH_FILE", "/does/not/exist")],
-            &["TOLLKEEPER_REDIS_AUTH_FILE", "/does/not/exist", "No such file"],
+            &[("REDIS_URL", &address), ("REDIS_AUTH_FILE", "/does/not/exist")],
+            &["REDIS_AUTH_FILE", "/does/not/exist", "No such file"],
         ),
     ]);
 }

@@ -17,7 +17,7 @@ fn changed_password_file_is_reread() {
     let file = directory.path().join("password");
     replace(&file, "1st-word\n");
     let server = options().password("1st-word").user("app", "on >one ~* &* +@all").start();
-    let setup = with_policies().env("REDIS_URL", server.address()).env("TOLLKEEPER_REDIS_AUTH_FILE", &file);
+    let setup = with_policies().env("REDIS_URL", server.address()).env("REDIS_AUTH_FILE", &file);
     let tollkeeper = setup.start();
     let load = Load::strict_on(&tollkeeper);
 
