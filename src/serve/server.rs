@@ -270,7 +270,9 @@ fn build_service(settings: &Settings, rules: Arc<LiveRules>) -> RateLimitService
     if let StoreSettings::Redis(redis) = &settings.store {
         decider.set_max_unknown_row_reads_per_s(redis.tables.unknown_reads_per_s);
     }
-    RateLimitService::new(Clock::System, rules, decider)
+    let mut service = RateLimitService::new(Clock::System, rules, decider);
+    service.max_descriptors = settings.client_limits.descriptors;
+    service
 }
 
 /// Starts to export traces.

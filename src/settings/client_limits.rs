@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::grpc::TOLLKEEPER_GRPC_MAX_MESSAGE_BYTES;
 use super::setting::{Setting, settings};
-use super::value::number::{ByteSize, ByteSizeRange, DurationRange};
+use super::value::number::{ByteSize, ByteSizeRange, DurationRange, IntRange};
 use super::values::Values;
 
 const HEAD_TIMEOUT_RANGE: DurationRange = DurationRange::new(Duration::from_millis(100), Duration::from_secs(3600));
@@ -21,6 +21,8 @@ settings! { "Limits on clients";
     TOLLKEEPER_MAX_BUFFERED_BYTES: ByteSize = 128 << 20,
         "bytes of requests and untaken responses, beyond 2 KiB each; 0: no limit; 1/4 per client address, 1/8 per connection"
         .with_allowed(ByteSizeRange::new(0, 1 << 40));
+    TOLLKEEPER_MAX_DESCRIPTORS: usize = 10_000, "descriptors of a request; one with more is an error"
+        .with_allowed(IntRange::new(1, 10_000));
     TOLLKEEPER_HEAD_TIMEOUT: Duration = Duration::from_secs(60),
         "time limit of a TLS handshake, the first request, a call's message, and over HTTP/1 each request's headers"
         .with_allowed(HEAD_TIMEOUT_RANGE);
@@ -45,6 +47,8 @@ pub struct ClientLimits {
     pub buffered_bytes_per_address: Option<usize>,
     /// The same for each connection; `None` means no limit.
     pub buffered_bytes_per_connection: Option<usize>,
+    /// Descriptors of a request, 1 to 10 000.
+    pub descriptors: usize,
     /// Time limit for a TLS handshake, for the first request, for the message of a call, and over HTTP/1 for the
     /// headers of each request, from the end of the previous one.
     pub head_timeout: Duration,
@@ -70,6 +74,7 @@ impl ClientLimits {
             buffered_bytes: part_of_bytes(1),
             buffered_bytes_per_address: part_of_bytes(4),
             buffered_bytes_per_connection: part_of_bytes(8),
+            descriptors: values.get(&TOLLKEEPER_MAX_DESCRIPTORS),
             head_timeout: values.get(&TOLLKEEPER_HEAD_TIMEOUT),
             idle_timeout: values.duration_unless_zero(&TOLLKEEPER_IDLE_TIMEOUT),
         }

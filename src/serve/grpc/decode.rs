@@ -8,7 +8,7 @@
 //! [`decode_borrowed_request`] reads common messages without prost, which allocates for every list and string. It
 //! returns `None` for all others, but never a result that differs from prost's.
 //!
-//! Decides: how many descriptors a request may have.
+//! Decides: how many descriptors a request may have (`TOLLKEEPER_MAX_DESCRIPTORS`).
 //! Decides: absent, zero or negative `hits_addend` (refund), of request or descriptor (`convert_hits`).
 //! Decides: a domain that is not UTF-8.
 
@@ -20,27 +20,23 @@ use crate::base::pb::rate_limit_descriptor::RateLimitOverride;
 use crate::base::pb::{RateLimitDescriptor, RateLimitRequest};
 use crate::limit::request::{Descriptor, Entry, Hits, LimitOverride, Request};
 
-/// Maximum number of descriptors in one request: many times what any proxy sends, and few enough that such a request
-/// costs its sender more than it costs this process.
-pub const MAX_DESCRIPTORS: usize = 10_000;
-
-/// A request with more descriptors than [`MAX_DESCRIPTORS`].
+/// A request with too many descriptors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("rate limit descriptor list has {count} entries, more than {MAX_DESCRIPTORS}")]
+#[error("rate limit descriptor list has {count} entries, more than {max}")]
 pub struct TooManyDescriptors {
     /// Number of descriptors in the request.
     count: usize,
+    /// `TOLLKEEPER_MAX_DESCRIPTORS`.
+    max: usize,
 }
 
 /// Checks the number of descriptors of a request.
 ///
 /// # Errors
-/// There are more than [`MAX_DESCRIPTORS`].
-pub fn check_descriptor_count(request: &Request<'_>) -> Result<(), TooManyDescriptors> {
-    match request.descriptors.len() {
-        0..=MAX_DESCRIPTORS => Ok(()),
-        count => Err(TooManyDescriptors { count }),
-    }
+/// There are more than `max`.
+pub fn check_descriptor_count(request: &Request<'_>, max: usize) -> Result<(), TooManyDescriptors> {
+    let count = request.descriptors.len();
+    if count <= max { Ok(()) } else { Err(TooManyDescriptors { count, max }) }
 }
 
 /// Converts a decoded message. Hits are clamped to [`crate::limit::request::MAX_HITS`].

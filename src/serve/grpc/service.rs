@@ -47,6 +47,7 @@ use crate::decide::slot_entries::may_release_slot;
 use crate::limit::request::Request;
 use crate::limit::slot::SlotCaller;
 use crate::rules::live::{LiveRules, LoadedRules};
+use crate::settings::client_limits::TOLLKEEPER_MAX_DESCRIPTORS;
 use crate::store::StoreContext;
 use crate::telemetry::traces::{SampledTrace, Span, SpanKind, Tracer};
 
@@ -154,6 +155,8 @@ pub struct RateLimitService {
     pub decider: Decider,
     /// Starts traces; `None`: traces are off.
     pub tracer: Option<Tracer>,
+    /// Maximum number of descriptors of a request.
+    pub max_descriptors: usize,
     /// Calls of methods that are not offered.
     pub refused_calls: RefusedCalls,
     delayed_responses: AtomicUsize,
@@ -192,10 +195,11 @@ impl RateLimitService {
         self.rules.current_rules().as_deref().is_some_and(|loaded| loaded.rules.follows_streams())
     }
 
-    /// Creates a service without a tracer.
-    pub const fn new(clock: Clock, rules: Arc<LiveRules>, decider: Decider) -> Self {
+    /// Creates a service without a tracer, and with the default of `TOLLKEEPER_MAX_DESCRIPTORS`.
+    pub fn new(clock: Clock, rules: Arc<LiveRules>, decider: Decider) -> Self {
+        let max_descriptors = TOLLKEEPER_MAX_DESCRIPTORS.default();
         let (refused_calls, delayed_responses) = (RefusedCalls::new(), AtomicUsize::new(0));
-        Self { clock, rules, decider, tracer: None, refused_calls, delayed_responses }
+        Self { clock, rules, decider, tracer: None, max_descriptors, refused_calls, delayed_responses }
     }
 
     /// Starts the span of a request; `None` if the request is not sampled.
@@ -292,7 +296,7 @@ impl RateLimitService {
         request: &Request<'_>,
         terms: CallContext<'_>,
     ) -> Result<ResponseWithDelay, AnswerError> {
-        decode::check_descriptor_count(request)?;
+        decode::check_descriptor_count(request, self.max_descriptors)?;
         // A guard is cheaper than an `Arc` of the rules, but must not be kept across an await.
         let rules = self.rules.current_rules();
         let context = self.build_decision_context_of_call(rules.as_deref(), terms);
@@ -305,7 +309,7 @@ impl RateLimitService {
         request: &Request<'_>,
         terms: CallContext<'_>,
     ) -> Result<ResponseWithDelay, AnswerError> {
-        decode::check_descriptor_count(request)?;
+        decode::check_descriptor_count(request, self.max_descriptors)?;
         let rules = self.rules.current_rules_owned();
         let context = self.build_decision_context_of_call(rules.as_deref(), terms);
         Ok(ResponseWithDelay::from_decision(&self.decider.decide(context, request).await?))

@@ -6,6 +6,7 @@ use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{Ipv4Addr, TcpStream};
 use std::time::Duration;
 
+use ::tollkeeper::base::pb::{RateLimitDescriptor, RateLimitRequest};
 use prost::Message as _;
 use tonic::Code;
 
@@ -157,6 +158,22 @@ fn requests_per_address_are_bounded() {
     let elsewhere = http::post(server.http_port(), "/json", BODY).from(9).send();
     assert_eq!(elsewhere.status, 200, "{elsewhere:?}");
     assert_eq!(call(&Client::connect(server.grpc_port())), Ok(()));
+}
+
+#[test]
+fn descriptors_of_a_request_are_bounded() {
+    let server = server().env("TOLLKEEPER_MAX_DESCRIPTORS", "2").start();
+    let client = Client::connect(server.grpc_port());
+    let descriptors = |count: usize| RateLimitRequest {
+        descriptors: vec![RateLimitDescriptor::default(); count],
+        ..rate_limit_request("shop", &[])
+    };
+    assert_eq!(client.call(&descriptors(2)).unwrap().statuses.len(), 2);
+    let status = client.call(&descriptors(3)).unwrap_err();
+    let text = "rate limit descriptor list has 3 entries, more than 2";
+    assert_eq!((status.code(), status.message()), (Code::InvalidArgument, text));
+    let rejected = server.post_json(r#"{"domain":"shop","descriptors":[{},{},{}]}"#);
+    assert!(rejected.status == 400 && rejected.text().contains(text), "{rejected:?}");
 }
 
 #[test]

@@ -86,6 +86,7 @@ fn client_limits_have_defaults_and_zero_disables() {
         buffered_bytes: Some(128 << 20),
         buffered_bytes_per_address: Some(32 << 20),
         buffered_bytes_per_connection: Some(16 << 20),
+        descriptors: 10_000,
         head_timeout: seconds(60),
         idle_timeout: Some(seconds(3600)),
     };
@@ -94,6 +95,7 @@ fn client_limits_have_defaults_and_zero_disables() {
         ("TOLLKEEPER_MAX_CONNECTIONS", "0"),
         ("TOLLKEEPER_MAX_CONCURRENT_REQUESTS", "0"),
         ("TOLLKEEPER_MAX_BUFFERED_BYTES", "0"),
+        ("TOLLKEEPER_MAX_DESCRIPTORS", "7"),
         ("TOLLKEEPER_HEAD_TIMEOUT", "5s"),
         ("TOLLKEEPER_IDLE_TIMEOUT", "0"),
     ]);
@@ -105,6 +107,7 @@ fn client_limits_have_defaults_and_zero_disables() {
         buffered_bytes: None,
         buffered_bytes_per_address: None,
         buffered_bytes_per_connection: None,
+        descriptors: 7,
         head_timeout: seconds(5),
         idle_timeout: None,
     };
