@@ -14,10 +14,10 @@ use crate::base::named_enum::named_enum;
 
 settings! { "Counters";
     BACKEND_TYPE: Option<BackendType> = None,
-        "store of counters; not set: Redis if a REDIS_ variable is set, else this process";
+        "store of counters; not set: Redis if a REDIS_ variable is set, else this process" .often_set();
     TOLLKEEPER_MEMORY_BYTES: ByteSize = 512 << 20,
         "memory for counters in this process; beyond it, those with the least of their limit used are evicted"
-        .with_allowed(ByteSizeRange::new(1 << 20, 1 << 40));
+        .with_allowed(ByteSizeRange::new(1 << 20, 1 << 40)) .often_set();
     TOLLKEEPER_OVER_LIMIT_CACHE_BYTES: ByteSize = 4 << 20,
         "memory for limits that Redis just reported as exceeded, rejected without a call; 0 means none"
         .with_allowed(ByteSizeRange::new(0, 1 << 40)) .only_read("with counters in Redis or memcached");

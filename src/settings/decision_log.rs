@@ -24,7 +24,8 @@ use crate::base::named_enum::named_enum;
 
 settings! { "Decision log";
     TOLLKEEPER_DECISION_LOG: TextList = "",
-        "destinations of the decision log: stdout, file:PATH (.gz: compressed), redis:STREAM, otlp; empty: no log";
+        "destinations of the decision log: stdout, file:PATH (.gz: compressed), redis:STREAM, otlp; empty: no log"
+        .often_set();
     TOLLKEEPER_DECISION_LOG_WHEN: TextList = "rejected,shadow,errors",
         "decisions that are logged: rejected, shadow, errors (a failure policy decided), or all";
     TOLLKEEPER_DECISION_LOG_SAMPLE: f64 = 1.0,
@@ -32,7 +33,8 @@ settings! { "Decision log";
         .with_allowed(FloatRange::new(0.0, 1.0)) .only_read("with TOLLKEEPER_DECISION_LOG");
     TOLLKEEPER_ZONE: String = "", "zone of this replica, such as europe-west1-b, for the records of its decisions; empty: none" .only_read("with TOLLKEEPER_DECISION_LOG");
     TOLLKEEPER_DECISION_LOG_VALUES: LoggedValueForm = LoggedValueForm::Plain,
-        "values of descriptors in the log, /top, /fleet, /counters and the console: as sent, as a keyed hash, or left out";
+        "values of descriptors in the log, /top, /fleet, /counters and the console: as sent, as a keyed hash, or left out"
+        .often_set();
     TOLLKEEPER_DECISION_LOG_HASH_KEY: Option<Secret> = None,
         "key of hashed values, 16 bytes or more; equal keys give equal hashes in all replicas" .only_read("if values are hashed (TOLLKEEPER_TOP_VALUES), or replicas exchange statistics through Redis");
     TOLLKEEPER_DECISION_LOG_HASH_KEY_FILE: Option<PathBuf> = None,

@@ -13,12 +13,13 @@ use super::values::Values;
 use crate::limit::StoreFailurePolicy;
 
 settings! { "Responses";
-    SHADOW_MODE: bool = false, "reject no request: all rules act as in shadow_mode";
+    SHADOW_MODE: bool = false, "reject no request: all rules act as in shadow_mode" .often_set();
     QUOTA_MODE: bool = false,
         "act as if every rule had quota_mode: reject only if all quotas are exceeded";
     STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT: bool = false,
         "charge a rejected request only to the limits that reject it";
-    LIMIT_RESPONSE_HEADERS_ENABLED: bool = false, "send the three headers below with every response";
+    LIMIT_RESPONSE_HEADERS_ENABLED: bool = false, "send the three headers below with every response"
+        .often_set();
     LIMIT_LIMIT_HEADER: Option<HeaderName> = Some("RateLimit-Limit"), "header for the limit"
         .only_read("with LIMIT_RESPONSE_HEADERS_ENABLED=true");
     LIMIT_REMAINING_HEADER: Option<HeaderName> = Some("RateLimit-Remaining"), "header for the remaining hits"
@@ -47,7 +48,7 @@ settings! { "Responses";
     TOLLKEEPER_METADATA_VERDICTS: bool = false,
         "add the rules that rejected the request to the dynamic metadata";
     TOLLKEEPER_ON_STORE_ERROR: StoreFailurePolicy = StoreFailurePolicy::Local,
-        "decision for rules without on_store_error if Redis fails or is too slow";
+        "decision for rules without on_store_error if Redis fails or is too slow" .often_set();
 }
 
 impl Choice for StoreFailurePolicy {

@@ -1,24 +1,64 @@
-//! All settings as text: the environment section of `--help`, and `docs/settings.md`.
+//! All settings as text: the environment section of `--help`, `tollkeeper settings`, and `docs/settings.md`.
+//!
+//! Decides: which variables `tollkeeper settings` prints without `--all`, and how.
 
+use std::ffi::OsString;
 use std::fmt::Write as _;
 
 use super::environment::{self, SETTING_GROUPS};
+use super::report::{EffectiveSetting, list_effective_settings};
 use super::setting::{AnySetting, SettingGroup, Support};
 
 /// Formats the environment section of `--help`: by group, `NAME=default`, and below it the help of the setting.
 pub fn format_environment_help() -> String {
     let mut text = String::new();
     for group in SETTING_GROUPS {
-        // Writing to a String does not fail.
-        let _ = writeln!(text, "{}{}:", if text.is_empty() { "" } else { "\n" }, group.title);
+        text += &format_heading(group, &text);
         for setting in group.settings {
-            let allowed = setting.allowed_values_text().map(|allowed| format!(" ({allowed})")).unwrap_or_default();
-            let mark = no_effect_mark(*setting).map(|mark| format!(" [{mark}]")).unwrap_or_default();
-            let _ = writeln!(text, "  {}={}", setting.name(), setting.default_text());
-            text += &wrap_indented(&format!("{}{allowed}{mark}", setting.info().help));
+            text += &format!("  {}={}\n{}", setting.name(), setting.default_text(), format_meaning(*setting));
         }
     }
     text
+}
+
+/// Formats the settings with their values in an environment, by group: all, or those that people often set and those
+/// that this environment sets.
+pub fn format_effective_settings(vars: impl Iterator<Item = (OsString, OsString)>, includes_all: bool) -> String {
+    let mut text = String::new();
+    let (effective, mut left_out) = (list_effective_settings(vars), 0);
+    for group in SETTING_GROUPS {
+        let mut rows = String::new();
+        for setting in group.settings {
+            let is_own = |name: &str| environment::find_setting(name).is_some_and(|own| own.name() == setting.name());
+            for EffectiveSetting { name, value, set, ignored } in effective.iter().filter(|it| is_own(&it.name)) {
+                if !includes_all && !set && !setting.info().is_often_set {
+                    left_out += 1;
+                    continue;
+                }
+                rows += &format!("{} {name}={value}\n", if *set { '*' } else { ' ' });
+                rows += &format_meaning(*setting);
+                rows +=
+                    &ignored.as_ref().map(|why| wrap_indented(&format!("has no effect: {why}"))).unwrap_or_default();
+            }
+        }
+        if !rows.is_empty() {
+            text += &format!("{}{rows}", format_heading(group, &text));
+        }
+    }
+    text += "\n* set in this environment; the others have their defaults\n";
+    text + &if left_out > 0 { format!("--all prints {left_out} more\n") } else { String::new() }
+}
+
+/// Formats the title of a group, after an empty line unless it is the first.
+fn format_heading(group: &SettingGroup, text_before: &str) -> String {
+    format!("{}{}:\n", if text_before.is_empty() { "" } else { "\n" }, group.title)
+}
+
+/// Formats the help of a setting below its name: meaning, allowed values and support.
+fn format_meaning(setting: &dyn AnySetting) -> String {
+    let allowed = setting.allowed_values_text().map(|allowed| format!(" ({allowed})")).unwrap_or_default();
+    let mark = no_effect_mark(setting).map(|mark| format!(" [{mark}]")).unwrap_or_default();
+    wrap_indented(&format!("{}{allowed}{mark}", setting.info().help))
 }
 
 /// Wraps text into indented lines that fit in a terminal of 100 columns.
@@ -43,7 +83,7 @@ fn wrap_indented(text: &str) -> String {
 
 /// Formats `docs/settings.md`.
 pub fn format_settings_markdown() -> String {
-    let mut text = String::from(INTRODUCTION);
+    let mut text = format!("{INTRODUCTION}{}", format_often_set_names());
     for group in SETTING_GROUPS {
         let _ = write!(text, "\n## {}\n\n", group.title);
         if let Some(note) = common_support_note(group) {
@@ -65,6 +105,20 @@ pub fn format_settings_markdown() -> String {
             let names: Vec<_> = alike.iter().map(|setting| format!("`{}`", setting.name())).collect();
             let reason = alike.first().and_then(|setting| no_effect_reason(*setting)).unwrap_or_default();
             let _ = writeln!(text, "- {}: {reason}", names.join(", "));
+        }
+    }
+    text
+}
+
+/// Formats the names of the settings that people often set, one line for each group.
+fn format_often_set_names() -> String {
+    let mut text =
+        String::from("\n## Those that people set\n\n`tollkeeper settings` prints them with their values.\n\n");
+    for group in SETTING_GROUPS {
+        let often_set = group.settings.iter().filter(|setting| setting.info().is_often_set);
+        let names: Vec<_> = often_set.map(|setting| format!("`{}`", setting.name())).collect();
+        if !names.is_empty() {
+            let _ = writeln!(text, "- {}: {}", group.title, names.join(", "));
         }
     }
     text

@@ -30,7 +30,8 @@ settings! { "gRPC";
         .with_allowed(ByteSizeRange::new(8 << 10, 16 << 20));
     TOLLKEEPER_REFLECTION: Option<bool> = None,
         "offer gRPC server reflection, for tools such as grpcurl; unset: only on loopback addresses and unix sockets";
-    TOLLKEEPER_RLQS: bool = false, "offer the rate limit quota service, by which proxies decide by themselves";
+    TOLLKEEPER_RLQS: bool = false, "offer the rate limit quota service, by which proxies decide by themselves"
+        .often_set();
     TOLLKEEPER_RLQS_MAX_BUCKETS: usize = 100_000,
         "buckets of all proxies, of which one stream gets at most 4/5; further ones are abandoned"
         .only_read("with TOLLKEEPER_RLQS=true") .with_allowed(IntRange::new(1, 100_000_000));

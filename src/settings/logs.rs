@@ -9,8 +9,8 @@ use crate::telemetry::logs::{Format, Level};
 
 settings! { "Logs";
     LOG_LEVEL: Level = Level::Warn,
-        "minimum level of log lines; start, stop and reload are shown with warn too";
-    LOG_FORMAT: Format = Format::Text, "format of log lines";
+        "minimum level of log lines; start, stop and reload are shown with warn too" .often_set();
+    LOG_FORMAT: Format = Format::Text, "format of log lines" .often_set();
 }
 
 impl Choice for Level {

@@ -21,7 +21,7 @@ use super::values::Values;
 
 settings! { "Counters in memcache", only read "with BACKEND_TYPE=memcache";
     MEMCACHE_HOST_PORT: TextList = "",
-        "servers, host:port or path; their order decides which of them holds a counter";
+        "servers, host:port or path; their order decides which of them holds a counter" .often_set();
     MEMCACHE_MAX_IDLE_CONNS: i64 = 2, "idle connections to each server; 0 or less means 2, the maximum is 128";
     MEMCACHE_SRV: String = "", "DNS SRV record of the servers, `_service._proto.name`; instead of MEMCACHE_HOST_PORT";
     MEMCACHE_SRV_REFRESH: Duration = Duration::ZERO, "interval of reading that record; 0 means once"

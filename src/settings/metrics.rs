@@ -35,8 +35,9 @@ settings! { "Metrics";
     DOG_STATSD_MOGRIFIER as "DOG_STATSD_MOGRIFIER_*": String = "",
         "rewriting rule `_X`: `_X_PATTERN` (regular expression), `_X_NAME`, `_X_TAGS` (k:v,k:v); $1 is the first group"
         .only_read("if USE_DOG_STATSD_MOGRIFIERS names its rule, with USE_DOG_STATSD=true");
-    USE_PROMETHEUS: bool = false, "serve metrics to Prometheus";
-    PROMETHEUS_ADDR: Address = 9090, "address and port of the Prometheus listener" .only_read("with USE_PROMETHEUS=true");
+    USE_PROMETHEUS: bool = false, "serve metrics to Prometheus" .often_set();
+    PROMETHEUS_ADDR: Address = 9090, "address and port of the Prometheus listener" .only_read("with USE_PROMETHEUS=true")
+        .often_set();
     PROMETHEUS_PATH: String = "/metrics", "path of the metrics page" .only_read("with USE_PROMETHEUS=true");
     PROMETHEUS_MAPPER_YAML: Option<PathBuf> = None,
         "statsd_exporter mapping file for metric names and labels, instead of the built-in ones"
@@ -51,7 +52,7 @@ settings! { "Metrics";
         .with_allowed(IntRange::new(0, 10_000_000));
     TOLLKEEPER_TOP_KEYS: usize = 2048,
         "number of most rejected keys that /top tracks per minute; 0 turns it off" .with_allowed(IntRange::new(0, 1_000_000));
-    EXTRA_TAGS: TextMap = (), "tags on every metric, such as env:prod,zone:a";
+    EXTRA_TAGS: TextMap = (), "tags on every metric, such as env:prod,zone:a" .often_set();
     STATS_FLUSH_INTERVAL: Duration = Duration::from_secs(10), "interval of sending metrics to statsd and DogStatsD"
         .with_allowed(FLUSH_INTERVAL_RANGE);
     DISABLE_STATS: bool = false, "turn off all metrics, /top, /rules and the counters of /stats";

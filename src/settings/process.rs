@@ -14,7 +14,7 @@ const UP_TO_AN_HOUR: DurationRange = DurationRange::new(Duration::ZERO, Duration
 settings! { "Process";
     TOLLKEEPER_DRAIN_PERIOD: Duration = Duration::from_secs(5),
         "time after SIGTERM that requests are still served while health checks fail"
-        .with_allowed(UP_TO_AN_HOUR);
+        .with_allowed(UP_TO_AN_HOUR) .often_set();
     TOLLKEEPER_SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(25),
         "time after SIGTERM until the process exits at the latest; includes TOLLKEEPER_DRAIN_PERIOD"
         .with_allowed(UP_TO_AN_HOUR);

@@ -16,7 +16,13 @@ use std::time::Duration;
 
 use self::addresses::{AddressVariables, DeploymentKind, SocketKind};
 use self::deployment::{DeploymentSettings, DeploymentVariables};
-use self::regions::RegionSettings;
+use self::regions::{
+    RegionSettings, TOLLKEEPER_GLOBAL_REDIS_AUTH_FILE, TOLLKEEPER_GLOBAL_REDIS_AWS_IAM_AUTH,
+    TOLLKEEPER_GLOBAL_REDIS_AWS_IAM_CACHE_NAME, TOLLKEEPER_GLOBAL_REDIS_AWS_IAM_REGION,
+    TOLLKEEPER_GLOBAL_REDIS_AWS_IAM_SERVERLESS, TOLLKEEPER_GLOBAL_REDIS_AWS_IAM_USER_ID,
+    TOLLKEEPER_GLOBAL_REDIS_IDENTITY, TOLLKEEPER_GLOBAL_REDIS_SENTINEL_AUTH_FILE, TOLLKEEPER_GLOBAL_REDIS_TYPE,
+    TOLLKEEPER_GLOBAL_REDIS_URL,
+};
 use super::cloud_identity::{
     IdentityVariables, TOLLKEEPER_REDIS_AWS_IAM_SERVICE, TOLLKEEPER_REDIS_IDENTITY_USER, TokenCloud,
 };
@@ -49,19 +55,20 @@ const fn no_effect_because_start_never_waits(default: &'static str) -> Support {
 
 settings! { "Counters in Redis", only read "with counters in Redis";
     REDIS_SOCKET_TYPE: SocketKind = SocketKind::Unix, "kind of address in REDIS_URL of a single server: host:port or path"
-        .differs_when(Condition::Never, "not set, the form of REDIS_URL decides");
-    REDIS_TYPE: DeploymentKind = DeploymentKind::Single, "kind of deployment";
+        .differs_when(Condition::Never, "not set, the form of REDIS_URL decides") .often_set();
+    REDIS_TYPE: DeploymentKind = DeploymentKind::Single, "kind of deployment" .often_set();
     REDIS_URL: SecretUrl = "/var/run/nutcracker/ratelimit.sock",
         "host:port, path or redis://user:password@host:port/db; cluster: a list; sentinel: primary,host:port,..."
         .differs_when(
             Condition::Never,
             "rediss:// is TLS; nodes of a cluster that are found later get the user and password too"
-        );
+        ) .often_set();
     REDIS_POOL_SIZE: NonZeroUsize = NonZeroUsize::MIN, "connections to each node"
         .differs_when(Condition::Never, "the default there is 10; one connection carries all calls; the maximum is 128");
     REDIS_AUTH: Option<Secret> = None, "password or user:password; takes precedence over REDIS_URL";
     REDIS_AUTH_FILE: Option<PathBuf> = None,
-        "file that holds REDIS_AUTH; read at each connection attempt and when it changes, then told to open connections";
+        "file that holds REDIS_AUTH; read at each connection attempt and when it changes, then told to open connections"
+        .often_set();
     REDIS_AWS_IAM_AUTH: bool = false, "log in to ElastiCache or MemoryDB as an IAM user, with tokens that are renewed";
     REDIS_AWS_IAM_CACHE_NAME: String = "", "name of the cache or cluster" .only_read("with counters in Redis and REDIS_AWS_IAM_AUTH=true");
     REDIS_AWS_IAM_USER_ID: String = "", "id of the user" .only_read("with counters in Redis and REDIS_AWS_IAM_AUTH=true");
@@ -69,20 +76,21 @@ settings! { "Counters in Redis", only read "with counters in Redis";
     REDIS_AWS_IAM_SERVERLESS: bool = false, "the cache is serverless" .only_read("with counters in Redis and REDIS_AWS_IAM_AUTH=true");
     TOLLKEEPER_REDIS_IDENTITY: TokenCloud = TokenCloud::None,
         "log in with access tokens of this cloud, which are renewed: of Memorystore, or of Azure Managed Redis";
-    REDIS_TLS: bool = false, "connect over TLS";
+    REDIS_TLS: bool = false, "connect over TLS" .often_set();
     REDIS_TLS_CLIENT_CERT: Option<PathBuf> = None, "client certificate, PEM file; for both deployments"
         .only_read("if a connection to Redis has TLS (REDIS_TLS=true, or rediss:// in its URL)");
     REDIS_TLS_CLIENT_KEY: Option<PathBuf> = None, "private key of the client certificate, PEM file"
         .only_read("if a connection to Redis has TLS (REDIS_TLS=true, or rediss:// in its URL)");
     REDIS_TLS_CACERT: Option<PathBuf> = None, "CA certificates beside the system's, PEM file; for both deployments"
-        .only_read("if a connection to Redis has TLS (REDIS_TLS=true, or rediss:// in its URL)");
+        .only_read("if a connection to Redis has TLS (REDIS_TLS=true, or rediss:// in its URL)")
+        .often_set();
     REDIS_TLS_SKIP_HOSTNAME_VERIFICATION: bool = false, "accept a trusted certificate for another name"
         .only_read("if a connection to Redis has TLS (REDIS_TLS=true, or rediss:// in its URL)");
     REDIS_TIMEOUT: Duration = Duration::from_secs(10), "time limit of a connection attempt; no response waits for it"
         .with_allowed(CONNECT_TIMEOUT_RANGE);
     TOLLKEEPER_STORE_TIMEOUT: Duration = Duration::from_millis(15),
         "time limit of a call to Redis; then the rule's on_store_error or TOLLKEEPER_ON_STORE_ERROR applies"
-        .with_allowed(STORE_TIMEOUT_RANGE) .only_read("with counters in Redis or memcached");
+        .with_allowed(STORE_TIMEOUT_RANGE) .only_read("with counters in Redis or memcached") .often_set();
     TOLLKEEPER_REPLICAS: Option<NonZeroU32> = None,
         "divisor of limits while Redis is unavailable; not set: the number of replicas last seen"
         .with_allowed(IntRange::new(1, 100_000)) .only_read("with counters in Redis or memcached");
@@ -216,6 +224,39 @@ static PER_SECOND_REDIS_VARIABLES: DeploymentVariables = DeploymentVariables {
     },
 };
 
+static GLOBAL_IDENTITY_VARIABLES: IdentityVariables = IdentityVariables {
+    aws_auth: &TOLLKEEPER_GLOBAL_REDIS_AWS_IAM_AUTH,
+    aws_cache_name: &TOLLKEEPER_GLOBAL_REDIS_AWS_IAM_CACHE_NAME,
+    aws_user_id: &TOLLKEEPER_GLOBAL_REDIS_AWS_IAM_USER_ID,
+    aws_is_serverless: &TOLLKEEPER_GLOBAL_REDIS_AWS_IAM_SERVERLESS,
+    aws_region: &TOLLKEEPER_GLOBAL_REDIS_AWS_IAM_REGION,
+    aws_service: &TOLLKEEPER_REDIS_AWS_IAM_SERVICE,
+    cloud: &TOLLKEEPER_GLOBAL_REDIS_IDENTITY,
+    user: &TOLLKEEPER_REDIS_IDENTITY_USER,
+};
+
+/// Redis that all regions reach.
+static GLOBAL_REDIS_VARIABLES: DeploymentVariables = DeploymentVariables {
+    url: AddressVariables {
+        url: &TOLLKEEPER_GLOBAL_REDIS_URL,
+        kind: Some(&TOLLKEEPER_GLOBAL_REDIS_TYPE),
+        socket: None,
+    },
+    connections: Some(&REDIS_POOL_SIZE),
+    connect_timeout: &REDIS_TIMEOUT,
+    tls: None,
+    server: CredentialVariables {
+        auth: None,
+        file: Some(&TOLLKEEPER_GLOBAL_REDIS_AUTH_FILE),
+        identity: Some(&GLOBAL_IDENTITY_VARIABLES),
+    },
+    sentinels: CredentialVariables {
+        auth: None,
+        file: Some(&TOLLKEEPER_GLOBAL_REDIS_SENTINEL_AUTH_FILE),
+        identity: None,
+    },
+};
+
 /// Settings of certificates, for all deployments.
 pub(super) static CERTIFICATE_VARIABLES: StoreTlsVariables = StoreTlsVariables {
     ca: &REDIS_TLS_CACERT,
@@ -286,7 +327,7 @@ impl RedisSettings {
             let fix = "unset it, or unset TOLLKEEPER_REGION";
             values.add_problem(&TOLLKEEPER_KEY_FORMAT, "has no limits over several regions", fix);
         }
-        let regions = RegionSettings::from_values(values, &main, &CERTIFICATE_VARIABLES);
+        let regions = RegionSettings::from_values(values, &main, &GLOBAL_REDIS_VARIABLES, &CERTIFICATE_VARIABLES);
         Self {
             main,
             per_second,

@@ -20,13 +20,14 @@ const POLL_INTERVAL_RANGE: DurationRange =
 const RELOAD_DEBOUNCE_RANGE: DurationRange = DurationRange::new(Duration::from_millis(1), Duration::from_secs(10));
 
 settings! { "Rules and their files";
-    CONFIG_TYPE: RuleSourceKind = RuleSourceKind::Files, "source of the rules: files, or a control plane over xDS";
+    CONFIG_TYPE: RuleSourceKind = RuleSourceKind::Files, "source of the rules: files, or a control plane over xDS"
+        .often_set();
     RUNTIME_ROOT: PathBuf = "/srv/runtime_data/current", "directory above the rule files; empty: no rules"
-        .only_read("with CONFIG_TYPE=FILE");
+        .only_read("with CONFIG_TYPE=FILE") .often_set();
     RUNTIME_SUBDIRECTORY: PathBuf = "", "directory below RUNTIME_ROOT; empty: no rules, unless RUNTIME_WATCH_ROOT=false"
-        .only_read("with CONFIG_TYPE=FILE");
+        .only_read("with CONFIG_TYPE=FILE") .often_set();
     RUNTIME_APPDIRECTORY: PathBuf = "config", "directory below RUNTIME_SUBDIRECTORY that holds the rule files"
-        .only_read("with CONFIG_TYPE=FILE");
+        .only_read("with CONFIG_TYPE=FILE") .often_set();
     RUNTIME_IGNOREDOTFILES: bool = false, "skip files and directories with names that begin with a dot"
         .only_read("with CONFIG_TYPE=FILE");
     RUNTIME_WATCH_ROOT: bool = true,

@@ -25,6 +25,8 @@ pub struct SettingInfo {
     pub help: &'static str,
     /// Support for the variable in this program.
     pub support: Support,
+    /// `true` for one of the forty that people set; `tollkeeper settings` and `docs/settings.md` name them first.
+    pub is_often_set: bool,
     /// Text for a notice that nothing read the variable: completes "it is only read"; empty if there is nothing to say.
     pub only_read: &'static str,
 }
@@ -96,7 +98,7 @@ impl Condition {
 impl<T: SettingValue> Setting<T> {
     /// Declares a setting that is honoured and accepts every value of its type.
     pub(crate) const fn new(name: &'static str, default: T::Default, help: &'static str) -> Self {
-        let info = SettingInfo { name, help, support: Support::Honoured, only_read: "" };
+        let info = SettingInfo { name, help, support: Support::Honoured, is_often_set: false, only_read: "" };
         Self { info, default, allowed: T::UNRESTRICTED }
     }
 
@@ -118,6 +120,11 @@ impl<T: SettingValue> Setting<T> {
     /// Declares the support for the setting.
     pub(crate) const fn with_support(self, support: Support) -> Self {
         Self { info: SettingInfo { support, ..self.info }, ..self }
+    }
+
+    /// Declares that people often set the setting.
+    pub(crate) const fn often_set(self) -> Self {
+        Self { info: SettingInfo { is_often_set: true, ..self.info }, ..self }
     }
 
     /// Says when the setting is read, for a notice that it was not: completes "it is only read", such as `with X=true`.

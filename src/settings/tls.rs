@@ -20,17 +20,20 @@ use super::setting::{AnySetting, Condition, Setting, settings};
 use super::values::Values;
 
 settings! { "TLS of the listeners";
-    GRPC_SERVER_USE_TLS: bool = false, "serve gRPC over TLS";
+    GRPC_SERVER_USE_TLS: bool = false, "serve gRPC over TLS" .often_set();
     GRPC_SERVER_TLS_CERT: Option<PathBuf> = None,
         "certificate chain of the gRPC listener, PEM file; reloaded when it changes"
-        .differs_when(Condition::Never, "it may be in another directory than the key") .only_read("with GRPC_SERVER_USE_TLS=true");
+        .differs_when(Condition::Never, "it may be in another directory than the key") .only_read("with GRPC_SERVER_USE_TLS=true")
+        .often_set();
     GRPC_SERVER_TLS_KEY: Option<PathBuf> = None,
-        "private key of the gRPC listener, PEM file; reloaded when it changes" .only_read("with GRPC_SERVER_USE_TLS=true");
+        "private key of the gRPC listener, PEM file; reloaded when it changes" .only_read("with GRPC_SERVER_USE_TLS=true")
+        .often_set();
     GRPC_SERVER_TLS_CA_CERT: Option<PathBuf> = None, "set by Envoy Gateway"
         .has_no_effect_with_notice_when(Condition::NotEmpty, "envoyproxy/ratelimit does not read it either");
     GRPC_CLIENT_TLS_CACERT: Option<PathBuf> = None,
         "CA certificates for clients, PEM file; set: clients need a certificate; reloaded when it changes"
-        .differs_when(Condition::NotEmpty, "the system's CAs are not trusted; without TLS it prevents the start");
+        .differs_when(Condition::NotEmpty, "the system's CAs are not trusted; without TLS it prevents the start")
+        .often_set();
     GRPC_CLIENT_TLS_SAN: Option<String> = None, "DNS name that a client certificate must hold"
         .differs_when(Condition::Never, "without GRPC_CLIENT_TLS_CACERT it prevents the start");
     TOLLKEEPER_HTTP_TLS_CERT: Option<PathBuf> = None,

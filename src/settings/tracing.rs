@@ -29,7 +29,7 @@ const ZERO_TO_ONE: FloatRange = FloatRange::new(0.0, 1.0);
 const UP_TO_AN_HOUR_MS: IntRange = IntRange::new(1, 3_600_000);
 
 settings! { "Tracing", only read "with TRACING_ENABLED=true and without OTEL_SDK_DISABLED";
-    TRACING_ENABLED: bool = false, "export traces over OTLP";
+    TRACING_ENABLED: bool = false, "export traces over OTLP" .often_set();
     TRACING_SERVICE_NAME: String = "RateLimit", "service.name of traces; takes precedence over OTEL_SERVICE_NAME";
     TRACING_SERVICE_NAMESPACE: Option<String> = None, "service.namespace of traces";
     TRACING_SERVICE_INSTANCE_ID: Option<String> = None, "service.instance.id of traces; empty: a random one";
@@ -44,7 +44,7 @@ settings! { "Tracing", only read "with TRACING_ENABLED=true and without OTEL_SDK
     OTEL_SERVICE_NAME: Option<String> = None, "service.name of traces";
     OTEL_RESOURCE_ATTRIBUTES: String = "", "resource attributes of traces: k=v,k=v";
     OTEL_EXPORTER_OTLP_ENDPOINT: Option<SecretUrl> = None,
-        "URL of the collector; not set: http://localhost:4318, or port 4317 over gRPC";
+        "URL of the collector; not set: http://localhost:4318, or port 4317 over gRPC" .often_set();
     OTEL_EXPORTER_OTLP_TRACES_ENDPOINT: Option<SecretUrl> = None,
         "URL of the collector for traces; over HTTP with the whole path";
     OTEL_EXPORTER_OTLP_PROTOCOL: Option<OtelProtocol> = None, "protocol of the collector"

@@ -29,6 +29,7 @@ mod why;
 mod events;
 mod diff;
 mod schema;
+mod settings;
 mod go_flags;
 mod config_check_cmd;
 mod client_cmd;
@@ -112,6 +113,9 @@ enum Command {
     /// Print the JSON Schema of rule files, for editors
     #[command(after_long_help = schema::HELP)]
     Schema(schema::Args),
+    /// Print the environment variables that people set, with their values here
+    #[command(after_long_help = settings::HELP)]
+    Settings(settings::Args),
 }
 
 /// Arguments of a removed command, without effect.
@@ -130,7 +134,7 @@ Try it:
   tollkeeper serve --config config/example.yaml
   tollkeeper call --domain example --descriptor login=ann --count 6
 
-`tollkeeper serve --help` lists every environment variable. Called as `ratelimit` it serves; called as `config_check_cmd` \
+`tollkeeper settings` prints the environment variables that people set, with --all every one. Called as `ratelimit` it serves; called as `config_check_cmd` \
 or `client_cmd` it has the flags of envoyproxy/ratelimit's tools of that name.
 
 TOLLKEEPER_ADDR is the default of --addr, the debug listener of a running server; not of `call`.
@@ -182,6 +186,7 @@ fn run_command(cli: Cli) -> CommandOutcome {
         }
         Some(Command::Diff(args)) => diff::run(&args),
         Some(Command::Schema(args)) => schema::run(&args),
+        Some(Command::Settings(args)) => settings::run(&args),
         Some(Command::Simulate(args)) => simulate::run(&args),
         Some(Command::Recommend(args)) => recommend::run(&args),
         Some(Command::Why(args)) => why::run(&args),

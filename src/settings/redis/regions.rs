@@ -8,13 +8,9 @@ use std::path::PathBuf;
 
 use siphasher::sip::SipHasher13;
 
-use super::addresses::{AddressVariables, DeploymentKind};
+use super::addresses::DeploymentKind;
 use super::deployment::{DeploymentSettings, DeploymentVariables};
-use super::{REDIS_POOL_SIZE, REDIS_TIMEOUT};
-use crate::settings::cloud_identity::{
-    IdentityVariables, TOLLKEEPER_REDIS_AWS_IAM_SERVICE, TOLLKEEPER_REDIS_IDENTITY_USER, TokenCloud,
-};
-use crate::settings::credentials::CredentialVariables;
+use crate::settings::cloud_identity::TokenCloud;
 use crate::settings::setting::{AnySetting, settings};
 use crate::settings::tls::StoreTlsVariables;
 use crate::settings::value::number::IntRange;
@@ -43,39 +39,6 @@ settings! { "Regions", only read "with TOLLKEEPER_REGION";
         .with_allowed(IntRange::new(0, 1));
 }
 
-static GLOBAL_IDENTITY_VARIABLES: IdentityVariables = IdentityVariables {
-    aws_auth: &TOLLKEEPER_GLOBAL_REDIS_AWS_IAM_AUTH,
-    aws_cache_name: &TOLLKEEPER_GLOBAL_REDIS_AWS_IAM_CACHE_NAME,
-    aws_user_id: &TOLLKEEPER_GLOBAL_REDIS_AWS_IAM_USER_ID,
-    aws_is_serverless: &TOLLKEEPER_GLOBAL_REDIS_AWS_IAM_SERVERLESS,
-    aws_region: &TOLLKEEPER_GLOBAL_REDIS_AWS_IAM_REGION,
-    aws_service: &TOLLKEEPER_REDIS_AWS_IAM_SERVICE,
-    cloud: &TOLLKEEPER_GLOBAL_REDIS_IDENTITY,
-    user: &TOLLKEEPER_REDIS_IDENTITY_USER,
-};
-
-/// Redis that all regions reach.
-static GLOBAL_REDIS_VARIABLES: DeploymentVariables = DeploymentVariables {
-    url: AddressVariables {
-        url: &TOLLKEEPER_GLOBAL_REDIS_URL,
-        kind: Some(&TOLLKEEPER_GLOBAL_REDIS_TYPE),
-        socket: None,
-    },
-    connections: Some(&REDIS_POOL_SIZE),
-    connect_timeout: &REDIS_TIMEOUT,
-    tls: None,
-    server: CredentialVariables {
-        auth: None,
-        file: Some(&TOLLKEEPER_GLOBAL_REDIS_AUTH_FILE),
-        identity: Some(&GLOBAL_IDENTITY_VARIABLES),
-    },
-    sentinels: CredentialVariables {
-        auth: None,
-        file: Some(&TOLLKEEPER_GLOBAL_REDIS_SENTINEL_AUTH_FILE),
-        identity: None,
-    },
-};
-
 /// Regions that share limits, and the Redis that all of them reach.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegionSettings {
@@ -90,10 +53,12 @@ pub struct RegionSettings {
 }
 
 impl RegionSettings {
-    /// Reads the regions beside counters in `main`; `None` if there is only one.
+    /// Reads the regions beside counters in `main`; `None` if there is only one. `variables` are those of the Redis that
+    /// all regions reach.
     pub(super) fn from_values(
         values: &mut Values,
         main: &DeploymentSettings,
+        variables: &DeploymentVariables,
         certificates: &StoreTlsVariables,
     ) -> Option<Self> {
         if !are_regions_configured(values) {
@@ -110,7 +75,7 @@ impl RegionSettings {
             );
             return None;
         }
-        let global = GLOBAL_REDIS_VARIABLES.read_deployment(values, certificates);
+        let global = variables.read_deployment(values, certificates);
         if (&global.topology, global.database) == (&main.topology, main.database) {
             let what = "names the database of REDIS_URL: each region needs a Redis of its own beside the global one";
             values.add_notice(&TOLLKEEPER_GLOBAL_REDIS_URL, what);

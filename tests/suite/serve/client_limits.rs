@@ -64,8 +64,8 @@ fn excess_connection_is_closed_at_once_while_others_are_served() {
     assert_eq!(stat(&server, "tollkeeper_connections_refused_total"), 50.0);
     let log = server.stderr();
     assert_eq!(log.matches("connection closed: TOLLKEEPER_MAX_CONNECTIONS of 3 is reached").count(), 1, "{log}");
-    drop(others);
-    wait_for("a place to be free", || (connections(&server) < 1.5).then_some(()));
+    drop((client, others));
+    wait_for("the places to be free", || (connections(&server) < 0.5).then_some(()));
     call(&Client::connect(port)).unwrap();
 }
 

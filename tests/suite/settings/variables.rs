@@ -1023,7 +1023,7 @@ fn twins_for_limits_per_second_accept_the_same_values() {
         assert_eq!(support[0], support[1], "{}", twin.name());
         twins += 1;
     }
-    assert_eq!(twins, 21);
+    assert_eq!(twins, 20);
 }
 
 #[test]

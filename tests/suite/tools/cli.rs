@@ -8,6 +8,8 @@ use std::process::{Command, Stdio};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+use tollkeeper::settings::environment::all_settings;
+
 use kit::tollkeeper::{Tollkeeper, inherited_env, linked_as, program_path, with_rules};
 use kit::{http, port::Port, read, repository, wait_for};
 
@@ -518,7 +520,7 @@ fn bad_usage_names_the_flag_and_a_fix() {
 
 #[test]
 fn every_command_has_help() {
-    for command in ["serve", "check", "explain", "call", "schema"] {
+    for command in ["serve", "check", "explain", "call", "schema", "settings"] {
         let ended = run(&[command, "--help"]);
         assert_eq!((ended.code, ended.stderr.as_str()), (0, ""), "{command}");
         assert!(ended.stdout.contains(&format!("Usage: tollkeeper {command}")), "{}", ended.stdout);
@@ -527,6 +529,39 @@ fn every_command_has_help() {
         assert!(run(&["help"]).stdout.contains(&format!("\n  {command}  ")));
     }
     assert_eq!(run(&["--version"]).stdout, format!("tollkeeper {}\n", env!("CARGO_PKG_VERSION")));
+}
+
+#[test]
+fn settings_command_prints_what_people_set_and_with_all_every_variable() {
+    let vars = [("REDIS_URL", "redis://:hunter2@h:1"), ("TOLLKEEPER_TABLE_BYTES", "2MiB"), ("PROMETHEUS_PATH", "/m")];
+    let printed = |arguments: &[&str]| {
+        let ended = Run { env: &vars, ..Run::default() }.with(arguments);
+        assert_eq!((ended.code, ended.stderr.as_str()), (0, ""), "{ended:?}");
+        ended.stdout
+    };
+    let names = |text: &str| {
+        let rows = text.lines().filter_map(|line| line.strip_prefix("* ").or(line.strip_prefix("  "))?.split_once('='));
+        let names =
+            rows.filter(|(name, _)| name.bytes().all(|b| b.is_ascii_uppercase() || b"_0123456789".contains(&b)));
+        names.map(|(name, _)| name.to_owned()).collect::<Vec<_>>()
+    };
+    let (few, all) = (printed(&["settings"]), printed(&["settings", "--all"]));
+    let often_set = all_settings().filter(|setting| setting.info().is_often_set).count();
+    assert_eq!((often_set, names(&few).len()), (40, 42), "{few}");
+    let declared = all_settings().filter(|setting| !setting.info().is_variable_family()).count();
+    assert_eq!(names(&all).len(), declared);
+    assert!(few.ends_with(&format!("\n--all prints {} more\n", declared - 42)), "{few}");
+    for text in [&few, &all] {
+        assert!(!text.contains("hunter2") && text.lines().all(|line| line.len() <= 100), "{text}");
+        for row in [
+            "\n* REDIS_URL=redis://***@h:1\n",
+            "\n* TOLLKEEPER_TABLE_BYTES=2MiB\n",
+            "\n  GRPC_PORT=8081\n",
+            "\n* PROMETHEUS_PATH=/m\n      path of the metrics page\n      has no effect: it is only read with USE_PROMETHEUS=true\n",
+        ] {
+            assert!(text.contains(row), "{row}: {text}");
+        }
+    }
 }
 
 #[test]
