@@ -49,14 +49,13 @@ use std::num::NonZeroUsize;
 use client_limits::ClientLimits;
 use collector::CollectorSettings;
 use counters::{ConcurrentLimitSettings, MemoryStoreSettings};
-use decision_log::{
-    DecisionLogSettings, HashKey, SinkSettings, TOLLKEEPER_DECISION_LOG_HASH_KEY, TOLLKEEPER_DECISION_LOG_HASH_KEY_FILE,
-};
+use credentials::{SecretSource, SecretVariables};
+use decision_log::{DecisionLogSettings, SinkSettings};
 use decisions::{DecisionSettings, TOLLKEEPER_ON_STORE_ERROR};
 use environment::Environment;
 use fleet::FleetSettings;
 use grpc::GrpcSettings;
-use listeners::{AdminToken, Listeners, TOLLKEEPER_ADMIN_TOKEN, TOLLKEEPER_ADMIN_TOKEN_FILE};
+use listeners::{ADMIN_TOKEN_VARIABLES, Listeners};
 use logs::LogSettings;
 use metrics::MetricsSettings;
 use otlp_metrics::OtlpMetricsSettings;
@@ -64,7 +63,6 @@ use pem::{ClientCertificate, PemFile};
 use problem::{Notice, SettingProblem, SettingsError};
 use process::{ShutdownSettings, TOLLKEEPER_WORKER_THREADS};
 use rules::RuleSettings;
-use setting::AnySetting as _;
 use store::StoreSettings;
 use tracing::TracingSettings;
 use values::{EnvironmentFindings, Values};
@@ -80,7 +78,7 @@ pub struct Settings {
     /// Limits on clients.
     pub client_limits: ClientLimits,
     /// Token for admin requests to the debug listener; `None` means that there are none.
-    pub admin: Option<AdminToken>,
+    pub admin: Option<SecretSource>,
     /// Policy for gRPC connections.
     pub grpc: GrpcSettings,
     /// Location of the rules, and their defaults.
@@ -130,36 +128,20 @@ impl Settings {
         (settings, findings.problems)
     }
 
-    /// Reads the key of hashed values alone, whether or not the environment has a decision log.
+    /// Reads where a secret is, and nothing else: the admin token, or the key of hashed values, whether or not the
+    /// environment has a decision log.
     ///
     /// # Errors
-    /// The key is too short, or is given twice.
-    pub fn value_hash_key_from_env(
+    /// The secret is too short, or is given twice.
+    pub fn secret_from_env(
         vars: impl Iterator<Item = (OsString, OsString)>,
-    ) -> Result<Option<HashKey>, SettingsError> {
-        let names = [TOLLKEEPER_DECISION_LOG_HASH_KEY.name(), TOLLKEEPER_DECISION_LOG_HASH_KEY_FILE.name()];
-        let environment =
-            Environment::select_variables(vars.filter(|(name, _)| names.iter().any(|known| name == known)));
+        variables: &SecretVariables,
+    ) -> Result<Option<SecretSource>, SettingsError> {
+        let environment = Environment::select_variables(vars.filter(|(name, _)| variables.has_name(name)));
         let mut values = Values::new(&environment.known);
-        let key = HashKey::from_values(&mut values);
+        let source = variables.read_source(&mut values);
         let problems = environment.sort_and_complete_findings(values.into_findings()).problems;
-        if problems.is_empty() { Ok(key) } else { Err(SettingsError { problems }) }
-    }
-
-    /// Reads the admin token alone.
-    ///
-    /// # Errors
-    /// The token is too short, or is given twice.
-    pub fn admin_token_from_env(
-        vars: impl Iterator<Item = (OsString, OsString)>,
-    ) -> Result<Option<AdminToken>, SettingsError> {
-        let names = [TOLLKEEPER_ADMIN_TOKEN.name(), TOLLKEEPER_ADMIN_TOKEN_FILE.name()];
-        let environment =
-            Environment::select_variables(vars.filter(|(name, _)| names.iter().any(|known| name == known)));
-        let mut values = Values::new(&environment.known);
-        let token = AdminToken::from_values(&mut values);
-        let problems = environment.sort_and_complete_findings(values.into_findings()).problems;
-        if problems.is_empty() { Ok(token) } else { Err(SettingsError { problems }) }
+        if problems.is_empty() { Ok(source) } else { Err(SettingsError { problems }) }
     }
 
     /// Reads the settings, unusable if the findings have a problem.
@@ -173,7 +155,7 @@ impl Settings {
         let listeners = Listeners::from_values(&mut values);
         let settings = Self {
             client_limits: ClientLimits::from_values(&values),
-            admin: AdminToken::from_values(&mut values),
+            admin: ADMIN_TOKEN_VARIABLES.read_source(&mut values),
             grpc: GrpcSettings::from_values(&values, &listeners.grpc),
             listeners,
             rules: RuleSettings::from_values(&values, on_store_error),

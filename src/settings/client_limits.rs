@@ -6,28 +6,24 @@ use std::time::Duration;
 
 use super::grpc::TOLLKEEPER_GRPC_MAX_MESSAGE_BYTES;
 use super::setting::{Setting, settings};
-use super::value::number::{ByteSize, ByteSizeRange, DurationRange, IntRange};
+use super::value::number::ByteSize;
 use super::values::Values;
 
-const HEAD_TIMEOUT_RANGE: DurationRange = DurationRange::new(Duration::from_millis(100), Duration::from_secs(3600));
-const IDLE_TIMEOUT_RANGE: DurationRange =
-    DurationRange::new(Duration::from_millis(100), Duration::from_secs(86_400)).allowing_zero();
-
 settings! { "Limits on clients";
-    TOLLKEEPER_MAX_CONNECTIONS: usize = 10_000,
+    TOLLKEEPER_MAX_CONNECTIONS: usize = "10000",
         "open connections per listener, capped at a third of the open-file limit; 0 means that cap; a fifth per client address";
-    TOLLKEEPER_MAX_CONCURRENT_REQUESTS: usize = 65_536,
+    TOLLKEEPER_MAX_CONCURRENT_REQUESTS: usize = "65536",
         "requests in progress over gRPC and /json; more are rejected at once; 0 means no limit; a quarter per client address";
-    TOLLKEEPER_MAX_BUFFERED_BYTES: ByteSize = 128 << 20,
+    TOLLKEEPER_MAX_BUFFERED_BYTES: ByteSize = "128MiB",
         "bytes of requests and untaken responses, beyond 2 KiB each; 0: no limit; 1/4 per client address, 1/8 per connection"
-        .with_allowed(ByteSizeRange::new(0, 1 << 40));
-    TOLLKEEPER_MAX_DESCRIPTORS: usize = 10_000, "descriptors of a request; one with more is an error"
-        .with_allowed(IntRange::new(1, 10_000));
-    TOLLKEEPER_HEAD_TIMEOUT: Duration = Duration::from_secs(60),
+        .within("0 to 1024GiB");
+    TOLLKEEPER_MAX_DESCRIPTORS: usize = "10000", "descriptors of a request; one with more is an error"
+        .within("1 to 10000");
+    TOLLKEEPER_HEAD_TIMEOUT: Duration = "1m",
         "time limit of a TLS handshake, the first request, a call's message, and over HTTP/1 each request's headers"
-        .with_allowed(HEAD_TIMEOUT_RANGE);
-    TOLLKEEPER_IDLE_TIMEOUT: Duration = Duration::from_secs(3600),
-        "time without a new request after which a gRPC connection gets GOAWAY; 0 means no limit" .with_allowed(IDLE_TIMEOUT_RANGE);
+        .within("100ms to 1h");
+    TOLLKEEPER_IDLE_TIMEOUT: Duration = "1h",
+        "time without a new request after which a gRPC connection gets GOAWAY; 0 means no limit" .within("0 or 100ms to 24h");
 }
 
 /// Limits on the connections and requests of clients.

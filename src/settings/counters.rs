@@ -7,30 +7,30 @@
 use std::time::Duration;
 
 use super::setting::{Condition, settings};
-use super::value::number::{ByteSize, ByteSizeRange, DurationRange};
-use super::value::{Choice, WordTable};
+use super::value::choices;
+use super::value::number::ByteSize;
 use super::values::Values;
 use crate::base::named_enum::named_enum;
 
 settings! { "Counters";
-    BACKEND_TYPE: Option<BackendType> = None,
+    BACKEND_TYPE: Option<BackendType> = "",
         "store of counters; not set: Redis if a REDIS_ variable is set, else this process" .often_set();
-    TOLLKEEPER_MEMORY_BYTES: ByteSize = 512 << 20,
+    TOLLKEEPER_MEMORY_BYTES: ByteSize = "512MiB",
         "memory for counters in this process; beyond it, those with the least of their limit used are evicted"
-        .with_allowed(ByteSizeRange::new(1 << 20, 1 << 40)) .often_set();
-    TOLLKEEPER_OVER_LIMIT_CACHE_BYTES: ByteSize = 4 << 20,
+        .within("1MiB to 1024GiB") .often_set();
+    TOLLKEEPER_OVER_LIMIT_CACHE_BYTES: ByteSize = "4MiB",
         "memory for limits that Redis just reported as exceeded, rejected without a call; 0 means none"
-        .with_allowed(ByteSizeRange::new(0, 1 << 40)) .only_read("with counters in Redis or memcached");
-    LOCAL_CACHE_SIZE_IN_BYTES: usize = 0,
+        .within("0 to 1024GiB") .only_read("with counters in Redis or memcached");
+    LOCAL_CACHE_SIZE_IN_BYTES: usize = "0",
         "same memory; above 0, also for fixed windows that count rejected hits, which then go uncounted"
         .differs_when(Condition::IsNot("0"), "an entry is kept for at most 1 s, and only for its own limit")
         .only_read("with counters in Redis or memcached, and without TOLLKEEPER_OVER_LIMIT_CACHE_BYTES=0");
-    EXPIRATION_JITTER_MAX_SECONDS: i64 = 300,
+    EXPIRATION_JITTER_MAX_SECONDS: i64 = "300",
         "maximum random addition to the TTL of a counter in Redis, in seconds; 0 or less means none"
         .differs_when(Condition::Never, "only with TOLLKEEPER_KEY_FORMAT=ratelimit") .only_read("with TOLLKEEPER_KEY_FORMAT=ratelimit and counters in Redis or memcached");
-    TOLLKEEPER_HOLDER_TIMEOUT: Duration = Duration::from_secs(30),
+    TOLLKEEPER_HOLDER_TIMEOUT: Duration = "30s",
         "time without health check or call after which the slots of an Envoy are free: rules with `concurrent`"
-        .with_allowed(DurationRange::new(Duration::from_secs(1), Duration::from_secs(3600)));
+        .within("1s to 1h");
     CACHE_KEY_PREFIX: String = "", "prefix of all keys in Redis, at most 256 bytes"
         .only_read("with counters in Redis or memcached");
 }
@@ -46,10 +46,7 @@ named_enum! {
     }
 }
 
-impl Choice for BackendType {
-    const ACCEPTED_WORDS: WordTable<Self> = Self::ACCEPTED_WORDS;
-    const CASE_SENSITIVE: bool = true;
-}
+choices! { BackendType: CASE_SENSITIVE }
 
 named_enum! {
     /// Format of the keys of counters in Redis and memcached.
@@ -62,9 +59,7 @@ named_enum! {
     }
 }
 
-impl Choice for KeyFormat {
-    const ACCEPTED_WORDS: WordTable<Self> = Self::ACCEPTED_WORDS;
-}
+choices! { KeyFormat }
 
 /// Counters in this process: all of them, or the fallback while the store is unavailable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

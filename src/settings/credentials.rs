@@ -1,14 +1,19 @@
-//! User and password of a server, from a variable, a file or a URL.
+//! User and password of a server, from a variable, a file or a URL; and secrets of this process.
 //!
 //! Credentials are never shown, not even by `Debug`: with one colon too many, part of a password becomes the user.
-//! Files are named, not read; connections read them (`store::client::redis::connect`).
+//! Files of passwords are named, not read; connections read them (`store::client::redis::connect`).
 //!
 //! Decides: which user and password are used, and which wins: variable, file or URL.
+//! Decides: the shortest admin token and hash key (`MIN_BYTES`).
 
+use std::ffi::OsString;
 use std::fmt;
+use std::fs::File;
+use std::io::Read as _;
 use std::path::PathBuf;
 
 use super::cloud_identity::{CloudIdentity, IdentityVariables};
+use super::problem::UnusableSetting;
 use super::secret::Secret;
 use super::setting::{AnySetting as _, Setting};
 use super::value::text::SecretUrl;
@@ -111,5 +116,69 @@ impl CredentialVariables {
             values.add_problem(setting, "it holds no password", "give password or user:password");
             Credentials::None
         })
+    }
+}
+
+/// A secret of this process, in a variable or in a file that another variable names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SecretSource {
+    /// The secret itself, at least [`SecretSource::MIN_BYTES`] long.
+    Text(Secret),
+    /// A file that holds it.
+    File(CredentialFile),
+}
+
+/// The two variables of a secret.
+pub struct SecretVariables {
+    pub(crate) text: &'static Setting<Option<Secret>>,
+    pub(crate) file: &'static Setting<Option<PathBuf>>,
+}
+
+impl SecretVariables {
+    /// Returns `true` for the name of one of the variables.
+    pub(crate) fn has_name(&self, name: &OsString) -> bool {
+        name == self.text.name() || name == self.file.name()
+    }
+
+    /// Reads where the secret is; `None` if neither variable is set.
+    pub(crate) fn read_source(&self, values: &mut Values) -> Option<SecretSource> {
+        let (text, file) = (values.get(self.text), values.get(self.file));
+        if text.is_some() && file.is_some() {
+            values.add_problem(self.file, format!("set beside {}", self.text.name()), "give one of them");
+        }
+        if text.as_ref().is_some_and(|text| text.reveal().len() < SecretSource::MIN_BYTES) {
+            let fix = format!("give {} bytes or more, as from `openssl rand -hex 32`", SecretSource::MIN_BYTES);
+            values.add_problem(self.text, "too short to be a secret", fix);
+        }
+        let file = file.map(|path| CredentialFile { setting: self.file.name(), path });
+        text.map(SecretSource::Text).or(file.map(SecretSource::File))
+    }
+}
+
+impl SecretSource {
+    /// Minimum length of a secret in bytes, so that it cannot be guessed.
+    pub const MIN_BYTES: usize = 16;
+    /// Maximum size of a file in bytes.
+    const MAX_FILE_BYTES: u64 = 4096;
+
+    /// Returns the secret; white space at the end of a file is ignored.
+    ///
+    /// # Errors
+    /// The file cannot be read, or holds less than [`SecretSource::MIN_BYTES`] or more than 4096 bytes.
+    pub fn load_secret(&self) -> Result<Secret, UnusableSetting> {
+        let CredentialFile { setting, path } = match self {
+            Self::Text(secret) => return Ok(secret.clone()),
+            Self::File(file) => file,
+        };
+        let unusable = |what: String| UnusableSetting { setting, shown: path.display().to_string(), what };
+        let mut text = String::new();
+        let read = File::open(path).and_then(|file| file.take(Self::MAX_FILE_BYTES + 1).read_to_string(&mut text));
+        read.map_err(|error| unusable(format!("cannot be read: {error}; name a readable file")))?;
+        let secret = text.trim_end();
+        if secret.len() < Self::MIN_BYTES || text.len() as u64 > Self::MAX_FILE_BYTES {
+            let (min, max) = (Self::MIN_BYTES, Self::MAX_FILE_BYTES);
+            return Err(unusable(format!("holds {} bytes; give {min} to {max}", text.len())));
+        }
+        Ok(Secret::new(secret))
     }
 }

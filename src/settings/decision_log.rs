@@ -3,22 +3,19 @@
 //! Decides: files, sizes, streams and batches of the decision log.
 //! Decides: the secret that hashes values and authenticates replicas (`TOLLKEEPER_DECISION_LOG_HASH_KEY`).
 
-use std::fs::File;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use super::collector::CollectorSettings;
-use super::credentials::CredentialVariables;
-use super::problem::UnusableSetting;
+use super::credentials::{CredentialVariables, SecretSource, SecretVariables};
 use super::redis::addresses::AddressVariables;
 use super::redis::deployment::{DeploymentSettings, DeploymentVariables};
 use super::redis::{CERTIFICATE_VARIABLES, REDIS_TIMEOUT};
 use super::secret::Secret;
-use super::setting::{AnySetting as _, settings};
+use super::setting::settings;
 use super::tracing::{Compression, OTEL_EXPORTER_OTLP_ENDPOINT, OtelProtocol, OtlpSignalVariables};
-use super::value::number::{ByteSize, ByteSizeRange, FloatRange, IntRange};
+use super::value::choices;
+use super::value::number::ByteSize;
 use super::value::text::{SecretUrl, TextList};
-use super::value::{Choice, WordTable};
 use super::values::Values;
 use crate::base::named_enum::named_enum;
 
@@ -28,50 +25,50 @@ settings! { "Decision log";
         .often_set();
     TOLLKEEPER_DECISION_LOG_WHEN: TextList = "rejected,shadow,errors",
         "decisions that are logged: rejected, shadow, errors (a failure policy decided), or all";
-    TOLLKEEPER_DECISION_LOG_SAMPLE: f64 = 1.0,
+    TOLLKEEPER_DECISION_LOG_SAMPLE: f64 = "1",
         "share of the keys whose decisions are logged; all replicas choose the same keys"
-        .with_allowed(FloatRange::new(0.0, 1.0)) .only_read("with TOLLKEEPER_DECISION_LOG");
+        .within("0 to 1") .only_read("with TOLLKEEPER_DECISION_LOG");
     TOLLKEEPER_ZONE: String = "", "zone of this replica, such as europe-west1-b, for the records of its decisions; empty: none" .only_read("with TOLLKEEPER_DECISION_LOG");
-    TOLLKEEPER_DECISION_LOG_VALUES: LoggedValueForm = LoggedValueForm::Plain,
+    TOLLKEEPER_DECISION_LOG_VALUES: LoggedValueForm = "plain",
         "values of descriptors in the log, /top, /fleet, /counters and the console: as sent, as a keyed hash, or left out"
         .often_set();
-    TOLLKEEPER_DECISION_LOG_HASH_KEY: Option<Secret> = None,
+    TOLLKEEPER_DECISION_LOG_HASH_KEY: Option<Secret> = "",
         "key of hashed values, 16 bytes or more; equal keys give equal hashes in all replicas" .only_read("if values are hashed (TOLLKEEPER_TOP_VALUES), or replicas exchange statistics through Redis");
-    TOLLKEEPER_DECISION_LOG_HASH_KEY_FILE: Option<PathBuf> = None,
+    TOLLKEEPER_DECISION_LOG_HASH_KEY_FILE: Option<PathBuf> = "",
         "file that holds the key of hashed values, read at the start" .only_read("if values are hashed (TOLLKEEPER_TOP_VALUES), or replicas exchange statistics through Redis");
-    TOLLKEEPER_DECISION_LOG_FILE_BYTES: ByteSize = 100 << 20, "size at which a log file is rotated"
-        .with_allowed(ByteSizeRange::new(64 << 10, 1 << 40)) .only_read("with TOLLKEEPER_DECISION_LOG");
-    TOLLKEEPER_DECISION_LOG_FILES: u32 = 10, "number of log files kept, the current one included"
-        .with_allowed(IntRange::new(1, 10_000)) .only_read("with TOLLKEEPER_DECISION_LOG");
-    TOLLKEEPER_DECISION_LOG_QUEUE_BYTES: ByteSize = 8 << 20,
+    TOLLKEEPER_DECISION_LOG_FILE_BYTES: ByteSize = "100MiB", "size at which a log file is rotated"
+        .within("64KiB to 1024GiB") .only_read("with TOLLKEEPER_DECISION_LOG");
+    TOLLKEEPER_DECISION_LOG_FILES: u32 = "10", "number of log files kept, the current one included"
+        .within("1 to 10000") .only_read("with TOLLKEEPER_DECISION_LOG");
+    TOLLKEEPER_DECISION_LOG_QUEUE_BYTES: ByteSize = "8MiB",
         "memory for records that a destination has not taken yet; more are dropped and counted"
-        .with_allowed(ByteSizeRange::new(64 << 10, 1 << 32)) .only_read("with TOLLKEEPER_DECISION_LOG");
-    TOLLKEEPER_DECISION_LOG_STREAM_LENGTH: u64 = 1_000_000,
+        .within("64KiB to 4GiB") .only_read("with TOLLKEEPER_DECISION_LOG");
+    TOLLKEEPER_DECISION_LOG_STREAM_LENGTH: u64 = "1000000",
         "approximate number of records kept in the stream of redis:STREAM; Redis removes the oldest"
-        .with_allowed(IntRange::new(1, 1_000_000_000)) .only_read("with redis:STREAM in TOLLKEEPER_DECISION_LOG");
+        .within("1 to 1000000000") .only_read("with redis:STREAM in TOLLKEEPER_DECISION_LOG");
     TOLLKEEPER_DECISION_LOG_REDIS_URL: SecretUrl = "",
         "Redis of the stream, like REDIS_URL (rediss:// is TLS; a list: cluster, or primary and sentinels); empty: of counters"
         .only_read("with redis:STREAM in TOLLKEEPER_DECISION_LOG");
-    TOLLKEEPER_DECISION_LOG_REDIS_AUTH: Option<Secret> = None, "password or user:password of the stream's Redis"
+    TOLLKEEPER_DECISION_LOG_REDIS_AUTH: Option<Secret> = "", "password or user:password of the stream's Redis"
         .only_read("with redis:STREAM in TOLLKEEPER_DECISION_LOG");
-    TOLLKEEPER_DECISION_LOG_REDIS_AUTH_FILE: Option<PathBuf> = None, "file that holds it" .only_read("with redis:STREAM in TOLLKEEPER_DECISION_LOG");
-    OTEL_EXPORTER_OTLP_LOGS_ENDPOINT: Option<SecretUrl> = None,
+    TOLLKEEPER_DECISION_LOG_REDIS_AUTH_FILE: Option<PathBuf> = "", "file that holds it" .only_read("with redis:STREAM in TOLLKEEPER_DECISION_LOG");
+    OTEL_EXPORTER_OTLP_LOGS_ENDPOINT: Option<SecretUrl> = "",
         "URL of the collector of otlp, over HTTP with the whole path; not set: OTEL_EXPORTER_OTLP_ENDPOINT"
         .only_read("with otlp in TOLLKEEPER_DECISION_LOG");
-    OTEL_EXPORTER_OTLP_LOGS_PROTOCOL: Option<OtelProtocol> = None, "protocol of the collector for logs"
+    OTEL_EXPORTER_OTLP_LOGS_PROTOCOL: Option<OtelProtocol> = "", "protocol of the collector for logs"
         .only_read("with otlp in TOLLKEEPER_DECISION_LOG");
-    OTEL_EXPORTER_OTLP_LOGS_HEADERS: Option<Secret> = None, "headers of export requests for logs: k=v,k=v"
+    OTEL_EXPORTER_OTLP_LOGS_HEADERS: Option<Secret> = "", "headers of export requests for logs: k=v,k=v"
         .only_read("with otlp in TOLLKEEPER_DECISION_LOG");
-    OTEL_EXPORTER_OTLP_LOGS_TIMEOUT: Option<u64> = None,
-        "time limit of an export request for logs, in milliseconds" .with_allowed(IntRange::new(1, 3_600_000))
+    OTEL_EXPORTER_OTLP_LOGS_TIMEOUT: Option<u64> = "",
+        "time limit of an export request for logs, in milliseconds" .within("1 to 3600000")
         .only_read("with otlp in TOLLKEEPER_DECISION_LOG");
-    OTEL_EXPORTER_OTLP_LOGS_COMPRESSION: Option<Compression> = None, "compression of export requests for logs"
+    OTEL_EXPORTER_OTLP_LOGS_COMPRESSION: Option<Compression> = "", "compression of export requests for logs"
         .only_read("with otlp in TOLLKEEPER_DECISION_LOG");
-    OTEL_EXPORTER_OTLP_LOGS_CERTIFICATE: Option<PathBuf> = None,
+    OTEL_EXPORTER_OTLP_LOGS_CERTIFICATE: Option<PathBuf> = "",
         "CA certificates for the collector of logs, PEM file, instead of the system's" .only_read("with otlp in TOLLKEEPER_DECISION_LOG");
-    OTEL_EXPORTER_OTLP_LOGS_CLIENT_CERTIFICATE: Option<PathBuf> = None, "client certificate for it, PEM file"
+    OTEL_EXPORTER_OTLP_LOGS_CLIENT_CERTIFICATE: Option<PathBuf> = "", "client certificate for it, PEM file"
         .only_read("with otlp in TOLLKEEPER_DECISION_LOG");
-    OTEL_EXPORTER_OTLP_LOGS_CLIENT_KEY: Option<PathBuf> = None, "private key of the client certificate, PEM file"
+    OTEL_EXPORTER_OTLP_LOGS_CLIENT_KEY: Option<PathBuf> = "", "private key of the client certificate, PEM file"
         .only_read("with otlp in TOLLKEEPER_DECISION_LOG");
 }
 
@@ -115,9 +112,7 @@ named_enum! {
     }
 }
 
-impl Choice for LoggedValueForm {
-    const ACCEPTED_WORDS: WordTable<Self> = Self::ACCEPTED_WORDS;
-}
+choices! { LoggedValueForm }
 
 /// Settings of the decision log.
 #[derive(Clone, Debug, PartialEq)]
@@ -133,7 +128,7 @@ pub struct DecisionLogSettings {
     /// Form of the values of descriptors.
     pub values: LoggedValueForm,
     /// Key of hashed values; set if `values` is `Hashed`.
-    pub hash_key: Option<HashKey>,
+    pub hash_key: Option<SecretSource>,
     /// Maximum size of a file in bytes.
     pub max_file_bytes: u64,
     /// Number of files that are kept, the current one included; at least 1.
@@ -224,61 +219,9 @@ impl LoggedDecisionKinds {
     }
 }
 
-/// Key of hashed values.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum HashKey {
-    /// The key itself.
-    Text(Secret),
-    /// A file that holds the key.
-    File(PathBuf),
-}
-
-impl HashKey {
-    /// Minimum length of a key in bytes, so that values cannot be guessed without it.
-    pub const MIN_KEY_BYTES: usize = 16;
-    /// Maximum size of a key file in bytes.
-    const MAX_KEY_FILE_BYTES: u64 = 4096;
-
-    /// Reads the key, whether or not there is a log.
-    pub(super) fn from_values(values: &mut Values) -> Option<Self> {
-        let (text, file) =
-            (values.get(&TOLLKEEPER_DECISION_LOG_HASH_KEY), values.get(&TOLLKEEPER_DECISION_LOG_HASH_KEY_FILE));
-        if text.is_some() && file.is_some() {
-            let what = "set beside TOLLKEEPER_DECISION_LOG_HASH_KEY";
-            values.add_problem(&TOLLKEEPER_DECISION_LOG_HASH_KEY_FILE, what, "give one of them");
-        }
-        if text.as_ref().is_some_and(|text| text.reveal().len() < Self::MIN_KEY_BYTES) {
-            let fix = format!("give {} bytes or more, as from `openssl rand -hex 32`", Self::MIN_KEY_BYTES);
-            values.add_problem(&TOLLKEEPER_DECISION_LOG_HASH_KEY, "too short to be a secret", fix);
-        }
-        text.map(Self::Text).or_else(|| file.map(Self::File))
-    }
-
-    /// Returns the key; white space at the end of a file is ignored.
-    ///
-    /// # Errors
-    /// The file cannot be read, or holds less than [`HashKey::MIN_KEY_BYTES`] or more than 4096 bytes.
-    pub fn load_secret(&self) -> Result<Secret, UnusableSetting> {
-        let path = match self {
-            Self::Text(secret) => return Ok(secret.clone()),
-            Self::File(path) => path,
-        };
-        let unusable = |what: String| UnusableSetting {
-            setting: TOLLKEEPER_DECISION_LOG_HASH_KEY_FILE.name(),
-            shown: path.display().to_string(),
-            what,
-        };
-        let mut text = String::new();
-        let read = File::open(path).and_then(|file| file.take(Self::MAX_KEY_FILE_BYTES + 1).read_to_string(&mut text));
-        read.map_err(|error| unusable(format!("cannot be read: {error}; name a readable file")))?;
-        let key = text.trim_end();
-        if key.len() < Self::MIN_KEY_BYTES || text.len() as u64 > Self::MAX_KEY_FILE_BYTES {
-            let (min, max) = (Self::MIN_KEY_BYTES, Self::MAX_KEY_FILE_BYTES);
-            return Err(unusable(format!("holds {} bytes; give {min} to {max}", text.len())));
-        }
-        Ok(Secret::new(key))
-    }
-}
+/// Key of hashed values, read at the start.
+pub static HASH_KEY_VARIABLES: SecretVariables =
+    SecretVariables { text: &TOLLKEEPER_DECISION_LOG_HASH_KEY, file: &TOLLKEEPER_DECISION_LOG_HASH_KEY_FILE };
 
 impl DecisionLogSettings {
     /// True if records go to an OpenTelemetry collector.
@@ -298,7 +241,7 @@ impl DecisionLogSettings {
     pub(super) fn from_values(
         values: &mut Values,
         counters: Option<&DeploymentSettings>,
-        hash_key: Option<&HashKey>,
+        hash_key: Option<&SecretSource>,
     ) -> Option<Self> {
         let sinks = read_sinks(values, counters);
         let TextList(words) = values.get(&TOLLKEEPER_DECISION_LOG_WHEN);

@@ -7,53 +7,51 @@
 use super::metrics::NEAR_LIMIT_RATIO;
 use super::rules::{TOLLKEEPER_LOG_MAX, USE_CALENDAR_MONTH_RATE_LIMIT};
 use super::setting::{AnySetting as _, Condition, Setting, settings};
+use super::value::choices;
 use super::value::text::HeaderName;
-use super::value::{Choice, WordTable};
 use super::values::Values;
 use crate::limit::StoreFailurePolicy;
 
 settings! { "Responses";
-    SHADOW_MODE: bool = false, "reject no request: all rules act as in shadow_mode" .often_set();
-    QUOTA_MODE: bool = false,
+    SHADOW_MODE: bool = "false", "reject no request: all rules act as in shadow_mode" .often_set();
+    QUOTA_MODE: bool = "false",
         "act as if every rule had quota_mode: reject only if all quotas are exceeded";
-    STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT: bool = false,
+    STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT: bool = "false",
         "charge a rejected request only to the limits that reject it";
-    LIMIT_RESPONSE_HEADERS_ENABLED: bool = false, "send the three headers below with every response"
+    LIMIT_RESPONSE_HEADERS_ENABLED: bool = "false", "send the three headers below with every response"
         .often_set();
-    LIMIT_LIMIT_HEADER: Option<HeaderName> = Some("RateLimit-Limit"), "header for the limit"
+    LIMIT_LIMIT_HEADER: Option<HeaderName> = "RateLimit-Limit", "header for the limit"
         .only_read("with LIMIT_RESPONSE_HEADERS_ENABLED=true");
-    LIMIT_REMAINING_HEADER: Option<HeaderName> = Some("RateLimit-Remaining"), "header for the remaining hits"
+    LIMIT_REMAINING_HEADER: Option<HeaderName> = "RateLimit-Remaining", "header for the remaining hits"
         .only_read("with LIMIT_RESPONSE_HEADERS_ENABLED=true");
-    LIMIT_RESET_HEADER: Option<HeaderName> = Some("RateLimit-Reset"), "header for the seconds until the limit resets"
+    LIMIT_RESET_HEADER: Option<HeaderName> = "RateLimit-Reset", "header for the seconds until the limit resets"
         .only_read("with LIMIT_RESPONSE_HEADERS_ENABLED=true");
-    LIMIT_ALL_DESCRIPTORS_HEADERS_ENABLED: bool = false,
+    LIMIT_ALL_DESCRIPTORS_HEADERS_ENABLED: bool = "false",
         "send two more headers for each descriptor with a limit: ratelimit-limit-UNITs and ratelimit-remaining-UNITs"
         .differs_when(Condition::True, "proposed for envoyproxy/ratelimit, which does not have it yet");
-    LIMIT_REQUEST_HEADERS_ENABLED: bool = false, "send the three headers below to the upstream with every request"
+    LIMIT_REQUEST_HEADERS_ENABLED: bool = "false", "send the three headers below to the upstream with every request"
         .differs_when(Condition::True, "only newer versions of envoyproxy/ratelimit have it (pull request 1168)");
-    LIMIT_REQUEST_LIMIT_HEADER: Option<HeaderName> = Some("RateLimit-Limit"), "header for the limit"
+    LIMIT_REQUEST_LIMIT_HEADER: Option<HeaderName> = "RateLimit-Limit", "header for the limit"
         .only_read("with LIMIT_REQUEST_HEADERS_ENABLED=true");
-    LIMIT_REQUEST_REMAINING_HEADER: Option<HeaderName> = Some("RateLimit-Remaining"), "header for the remaining hits"
+    LIMIT_REQUEST_REMAINING_HEADER: Option<HeaderName> = "RateLimit-Remaining", "header for the remaining hits"
         .only_read("with LIMIT_REQUEST_HEADERS_ENABLED=true");
-    LIMIT_REQUEST_RESET_HEADER: Option<HeaderName> = Some("RateLimit-Reset"),
+    LIMIT_REQUEST_RESET_HEADER: Option<HeaderName> = "RateLimit-Reset",
         "header for the seconds until the limit resets"
         .only_read("with LIMIT_REQUEST_HEADERS_ENABLED=true");
-    TOLLKEEPER_EXCEEDED_LIMITS_HEADER: Option<HeaderName> = None,
+    TOLLKEEPER_EXCEEDED_LIMITS_HEADER: Option<HeaderName> = "",
         "header for the upstream that names the limits which a passing request exceeded, such as x-ratelimit-exceeded";
-    TOLLKEEPER_RETRY_AFTER_HEADER: Option<HeaderName> = Some("Retry-After"),
+    TOLLKEEPER_RETRY_AFTER_HEADER: Option<HeaderName> = "Retry-After",
         "header of a rejection for the seconds until a retry can be admitted; empty: not sent";
-    RESPONSE_DYNAMIC_METADATA: bool = false,
+    RESPONSE_DYNAMIC_METADATA: bool = "false",
         "send the request and the metadata of its rules as dynamic metadata of the response"
         .differs_when(Condition::True, "metadata stays with its rule");
-    TOLLKEEPER_METADATA_VERDICTS: bool = false,
+    TOLLKEEPER_METADATA_VERDICTS: bool = "false",
         "add the rules that rejected the request to the dynamic metadata";
-    TOLLKEEPER_ON_STORE_ERROR: StoreFailurePolicy = StoreFailurePolicy::Local,
+    TOLLKEEPER_ON_STORE_ERROR: StoreFailurePolicy = "local",
         "decision for rules without on_store_error if Redis fails or is too slow" .often_set();
 }
 
-impl Choice for StoreFailurePolicy {
-    const ACCEPTED_WORDS: WordTable<Self> = Self::ACCEPTED_WORDS;
-}
+choices! { StoreFailurePolicy }
 
 /// Modes that override the rules, and the contents of responses.
 #[derive(Clone, Debug, PartialEq)]
@@ -159,6 +157,6 @@ fn read_header_name(values: &Values, setting: &Setting<Option<HeaderName>>) -> O
 fn read_required_header_name(values: &mut Values, setting: &Setting<Option<HeaderName>>) -> String {
     read_header_name(values, setting).unwrap_or_else(|| {
         values.add_problem(setting, "set but empty", "unset it or give a header name");
-        setting.default_text()
+        setting.default_text().to_owned()
     })
 }

@@ -2,18 +2,19 @@
 //!
 //! Decides: why a replica is in no fleet; plain or hashed values in reports (`TOLLKEEPER_TOP_VALUES`).
 
-use super::decision_log::{HashKey, LoggedValueForm, TOLLKEEPER_DECISION_LOG_VALUES};
+use super::credentials::SecretSource;
+use super::decision_log::{HASH_KEY_VARIABLES, LoggedValueForm, TOLLKEEPER_DECISION_LOG_VALUES};
 use super::redis::deployment::DeploymentSettings;
 use super::setting::{AnySetting, settings};
 use super::store::StoreSettings;
-use super::value::{Choice, WordTable};
+use super::value::choices;
 use super::values::Values;
 use crate::base::named_enum::named_enum;
 
 settings! { "Fleet";
-    TOLLKEEPER_FLEET: bool = true,
+    TOLLKEEPER_FLEET: bool = "true",
         "with Redis, publish statistics of this replica there, so that /fleet of any replica shows all of them";
-    TOLLKEEPER_TOP_VALUES: TopKeyValueForm = TopKeyValueForm::Plain,
+    TOLLKEEPER_TOP_VALUES: TopKeyValueForm = "plain",
         "values of descriptors in /top, /fleet and /counters, if more private than TOLLKEEPER_DECISION_LOG_VALUES";
 }
 
@@ -30,9 +31,7 @@ named_enum! {
     }
 }
 
-impl Choice for TopKeyValueForm {
-    const ACCEPTED_WORDS: WordTable<Self> = Self::ACCEPTED_WORDS;
-}
+choices! { TopKeyValueForm }
 
 /// View of all replicas, and the form of rejected keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,7 +43,7 @@ pub struct FleetSettings {
     /// False if the values must not leave the process.
     pub publishes_keys: bool,
     /// Secret of all replicas, for hashes and to authenticate statistics.
-    pub secret: Option<HashKey>,
+    pub secret: Option<SecretSource>,
 }
 
 /// Redis through which replicas exchange statistics.
@@ -77,7 +76,7 @@ impl FleetSettings {
         let top_values = values.get(&TOLLKEEPER_TOP_VALUES).max(at_least);
         let is_log_hashed = logged_values == LoggedValueForm::Hashed;
         let are_values_hashed = is_log_hashed || top_values == TopKeyValueForm::Hashed;
-        let secret = if are_values_hashed || redis.is_ok() { HashKey::from_values(values) } else { None };
+        let secret = if are_values_hashed || redis.is_ok() { HASH_KEY_VARIABLES.read_source(values) } else { None };
         if are_values_hashed && secret.is_none() {
             let asking: &dyn AnySetting =
                 if is_log_hashed { &TOLLKEEPER_DECISION_LOG_VALUES } else { &TOLLKEEPER_TOP_VALUES };

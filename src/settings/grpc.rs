@@ -8,36 +8,31 @@ use std::time::Duration;
 
 use super::listeners::GrpcListenAddress;
 use super::setting::settings;
-use super::value::number::{ByteSize, ByteSizeRange, DurationRange, IntRange};
+use super::value::number::ByteSize;
 use super::values::Values;
-use crate::base::go_syntax::MAX_GO_DURATION;
 
-const CONNECTION_AGE_RANGE: DurationRange =
-    DurationRange::new(Duration::from_millis(1), MAX_GO_DURATION).allowing_zero();
-const KEEPALIVE_INTERVAL_RANGE: DurationRange =
-    DurationRange::new(Duration::from_secs(1), Duration::from_secs(86_400)).allowing_zero();
 settings! { "gRPC";
-    GRPC_MAX_CONNECTION_AGE: Duration = Duration::from_secs(86_400),
-        "age at which a connection gets GOAWAY, so that clients rebalance; 0 means never" .with_allowed(CONNECTION_AGE_RANGE);
-    GRPC_MAX_CONNECTION_AGE_GRACE: Duration = Duration::from_secs(3600),
-        "time after that GOAWAY until the connection is closed; 0 means no limit" .with_allowed(CONNECTION_AGE_RANGE);
-    TOLLKEEPER_GRPC_KEEPALIVE_INTERVAL: Duration = Duration::from_secs(60),
-        "time between HTTP/2 pings to a client, a third of which is the time limit of the answer; 0 means no pings" .with_allowed(KEEPALIVE_INTERVAL_RANGE);
-    TOLLKEEPER_GRPC_MAX_MESSAGE_BYTES: ByteSize = 4 << 20,
-        "maximum size of a request message" .with_allowed(ByteSizeRange::new(1 << 10, 1 << 30));
-    TOLLKEEPER_GRPC_MAX_HEADER_BYTES: ByteSize = 128 << 10,
+    GRPC_MAX_CONNECTION_AGE: Duration = "24h",
+        "age at which a connection gets GOAWAY, so that clients rebalance; 0 means never";
+    GRPC_MAX_CONNECTION_AGE_GRACE: Duration = "1h",
+        "time after that GOAWAY until the connection is closed; 0 means no limit";
+    TOLLKEEPER_GRPC_KEEPALIVE_INTERVAL: Duration = "1m",
+        "time between HTTP/2 pings to a client, a third of which is the time limit of the answer; 0 means no pings" .within("0 or 1s to 24h");
+    TOLLKEEPER_GRPC_MAX_MESSAGE_BYTES: ByteSize = "4MiB",
+        "maximum size of a request message" .within("1KiB to 1GiB");
+    TOLLKEEPER_GRPC_MAX_HEADER_BYTES: ByteSize = "128KiB",
         "maximum size of the headers of a call"
-        .with_allowed(ByteSizeRange::new(8 << 10, 16 << 20));
-    TOLLKEEPER_REFLECTION: Option<bool> = None,
+        .within("8KiB to 16MiB");
+    TOLLKEEPER_REFLECTION: Option<bool> = "",
         "offer gRPC server reflection, for tools such as grpcurl; unset: only on loopback addresses and unix sockets";
-    TOLLKEEPER_RLQS: bool = false, "offer the rate limit quota service, by which proxies decide by themselves"
+    TOLLKEEPER_RLQS: bool = "false", "offer the rate limit quota service, by which proxies decide by themselves"
         .often_set();
-    TOLLKEEPER_RLQS_MAX_BUCKETS: usize = 100_000,
+    TOLLKEEPER_RLQS_MAX_BUCKETS: usize = "100000",
         "buckets of all proxies, of which one stream gets at most 4/5; further ones are abandoned"
-        .only_read("with TOLLKEEPER_RLQS=true") .with_allowed(IntRange::new(1, 100_000_000));
-    TOLLKEEPER_RLQS_MAX_ID_BYTES: ByteSize = 64 << 20,
+        .only_read("with TOLLKEEPER_RLQS=true") .within("1 to 100000000");
+    TOLLKEEPER_RLQS_MAX_ID_BYTES: ByteSize = "64MiB",
         "the same for the bytes of their keys and values" .only_read("with TOLLKEEPER_RLQS=true")
-        .with_allowed(ByteSizeRange::new(1 << 10, 1 << 40));
+        .within("1KiB to 1024GiB");
 }
 
 /// Policy for gRPC connections.

@@ -1,11 +1,11 @@
 //! Addresses to listen on, and who may use the debug listener.
 //!
 //! Decides: ports of the listeners; who gets reflection without a setting (a local address).
-//! Decides: the shortest admin token (`MIN_TOKEN_BYTES`).
 
 use std::path::PathBuf;
 
 use super::address::{Address, Host};
+use super::credentials::SecretVariables;
 use super::secret::Secret;
 use super::setting::{Condition, Setting, settings};
 use super::tls::ListenerTls;
@@ -13,21 +13,21 @@ use super::value::text::TextList;
 use super::values::Values;
 
 settings! { "Listeners";
-    GRPC_HOST: Host = (), "address of the gRPC listener; 0.0.0.0 means all addresses, IPv4 and IPv6"
+    GRPC_HOST: Host = "0.0.0.0", "address of the gRPC listener; 0.0.0.0 means all addresses, IPv4 and IPv6"
         .often_set();
-    GRPC_PORT: u16 = 8081, "port of the gRPC listener; 0 means any free port" .often_set();
-    GRPC_UDS: Option<PathBuf> = None, "unix socket of the gRPC listener, instead of GRPC_HOST and GRPC_PORT";
-    HOST: Host = (), "address of the HTTP listener: /json, /healthcheck, /livez and /readyz" .often_set();
-    PORT: u16 = 8080, "port of the HTTP listener; 0 means any free port" .often_set();
-    DEBUG_HOST: Host = (), "address of the debug listener: /rlconfig, /stats, /top, /explain and more"
+    GRPC_PORT: u16 = "8081", "port of the gRPC listener; 0 means any free port" .often_set();
+    GRPC_UDS: Option<PathBuf> = "", "unix socket of the gRPC listener, instead of GRPC_HOST and GRPC_PORT";
+    HOST: Host = "0.0.0.0", "address of the HTTP listener: /json, /healthcheck, /livez and /readyz" .often_set();
+    PORT: u16 = "8080", "port of the HTTP listener; 0 means any free port" .often_set();
+    DEBUG_HOST: Host = "0.0.0.0", "address of the debug listener: /rlconfig, /stats, /top, /explain and more"
         .often_set();
-    DEBUG_PORT: u16 = 6070, "port of the debug listener; 0 means any free port"
+    DEBUG_PORT: u16 = "6070", "port of the debug listener; 0 means any free port"
         .differs_when(Condition::Never, "there are no /debug/pprof pages") .often_set();
     TOLLKEEPER_DEBUG_HOSTS: TextList = "",
         "further host names by which clients may address the debug listener, besides IP addresses, localhost and services";
-    TOLLKEEPER_ADMIN_TOKEN: Option<Secret> = None,
+    TOLLKEEPER_ADMIN_TOKEN: Option<Secret> = "",
         "bearer token for reset, key listing and log level on the debug listener; at least 16 bytes";
-    TOLLKEEPER_ADMIN_TOKEN_FILE: Option<PathBuf> = None,
+    TOLLKEEPER_ADMIN_TOKEN_FILE: Option<PathBuf> = "",
         "file that holds the admin token, instead of TOLLKEEPER_ADMIN_TOKEN; read at each admin request"
         .often_set();
 }
@@ -104,28 +104,6 @@ fn read_allowed_debug_hosts(values: &mut Values) -> Vec<String> {
     names
 }
 
-/// Bearer token that admin requests to the debug listener must present.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum AdminToken {
-    /// The token itself, at least [`AdminToken::MIN_TOKEN_BYTES`] long.
-    Text(Secret),
-    /// A file that holds the token, read at each request.
-    File(PathBuf),
-}
-
-impl AdminToken {
-    /// Minimum length of a token in bytes, so that it cannot be guessed.
-    pub const MIN_TOKEN_BYTES: usize = 16;
-
-    pub(super) fn from_values(values: &mut Values) -> Option<Self> {
-        let (token, file) = (values.get(&TOLLKEEPER_ADMIN_TOKEN), values.get(&TOLLKEEPER_ADMIN_TOKEN_FILE));
-        if token.is_some() && file.is_some() {
-            values.add_problem(&TOLLKEEPER_ADMIN_TOKEN_FILE, "set beside TOLLKEEPER_ADMIN_TOKEN", "give one of them");
-        }
-        if token.as_ref().is_some_and(|token| token.reveal().len() < Self::MIN_TOKEN_BYTES) {
-            let fix = format!("give {} bytes or more, as from `openssl rand -hex 32`", Self::MIN_TOKEN_BYTES);
-            values.add_problem(&TOLLKEEPER_ADMIN_TOKEN, "too short to be a secret", fix);
-        }
-        token.map(Self::Text).or_else(|| file.map(Self::File))
-    }
-}
+/// Bearer token that admin requests to the debug listener must present; a file is read at each request.
+pub static ADMIN_TOKEN_VARIABLES: SecretVariables =
+    SecretVariables { text: &TOLLKEEPER_ADMIN_TOKEN, file: &TOLLKEEPER_ADMIN_TOKEN_FILE };

@@ -3,23 +3,19 @@
 //! Decides: default level and format of the log.
 
 use super::setting::settings;
-use super::value::{Choice, WordTable};
+use super::value::choices;
 use super::values::Values;
 use crate::telemetry::logs::{Format, Level};
 
 settings! { "Logs";
-    LOG_LEVEL: Level = Level::Warn,
+    LOG_LEVEL: Level = "warn",
         "minimum level of log lines; start, stop and reload are shown with warn too" .often_set();
-    LOG_FORMAT: Format = Format::Text, "format of log lines" .often_set();
+    LOG_FORMAT: Format = "text", "format of log lines" .often_set();
 }
 
-impl Choice for Level {
-    const ACCEPTED_WORDS: WordTable<Self> = Self::ACCEPTED_WORDS;
-}
+choices! { Level }
 
-impl Choice for Format {
-    const ACCEPTED_WORDS: WordTable<Self> = Self::ACCEPTED_WORDS;
-}
+choices! { Format }
 
 /// Level and format of the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

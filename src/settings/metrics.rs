@@ -15,52 +15,49 @@ use regex::Regex;
 use super::address::Address;
 use super::secret::Secret;
 use super::setting::{AnySetting, Condition, settings};
-use super::value::number::{DurationRange, FloatRange, IntRange};
 use super::value::text::{TextList, TextMap};
-use super::value::{Choice, SettingValue as _, WordTable};
+use super::value::{SettingValue as _, choices};
 use super::values::Values;
 use crate::base::named_enum::named_enum;
 
-const FLUSH_INTERVAL_RANGE: DurationRange = DurationRange::new(Duration::from_millis(10), Duration::from_secs(3600));
-
 settings! { "Metrics";
-    USE_STATSD: Option<bool> = None, "send metrics to statsd; not set: true if STATSD_HOST or STATSD_PORT is set"
+    USE_STATSD: Option<bool> = "", "send metrics to statsd; not set: true if STATSD_HOST or STATSD_PORT is set"
         .differs_when(Condition::Never, "the default there is true; statsd, DogStatsD and Prometheus can be used together");
     STATSD_HOST: String = "localhost", "host of statsd";
-    STATSD_PORT: u16 = 8125, "port of statsd";
-    STATSD_PROTOCOL: StatsdTransport = StatsdTransport::Tcp, "transport to statsd" .only_read("if metrics are sent to statsd (USE_STATSD=true)");
-    USE_DOG_STATSD: bool = false, "send metrics to DogStatsD at STATSD_HOST:STATSD_PORT, over UDP";
+    STATSD_PORT: u16 = "8125", "port of statsd";
+    STATSD_PROTOCOL: StatsdTransport = "tcp", "transport to statsd" .only_read("if metrics are sent to statsd (USE_STATSD=true)");
+    USE_DOG_STATSD: bool = "false", "send metrics to DogStatsD at STATSD_HOST:STATSD_PORT, over UDP";
     USE_DOG_STATSD_MOGRIFIERS: TextList = "",
         "rewriting rules for DogStatsD metrics, tried in this order: a,b" .only_read("with USE_DOG_STATSD=true");
     DOG_STATSD_MOGRIFIER as "DOG_STATSD_MOGRIFIER_*": String = "",
         "rewriting rule `_X`: `_X_PATTERN` (regular expression), `_X_NAME`, `_X_TAGS` (k:v,k:v); $1 is the first group"
         .only_read("if USE_DOG_STATSD_MOGRIFIERS names its rule, with USE_DOG_STATSD=true");
-    USE_PROMETHEUS: bool = false, "serve metrics to Prometheus" .often_set();
-    PROMETHEUS_ADDR: Address = 9090, "address and port of the Prometheus listener" .only_read("with USE_PROMETHEUS=true")
+    USE_PROMETHEUS: bool = "false", "serve metrics to Prometheus" .often_set();
+    PROMETHEUS_ADDR: Address = ":9090", "address and port of the Prometheus listener" .only_read("with USE_PROMETHEUS=true")
         .often_set();
     PROMETHEUS_PATH: String = "/metrics", "path of the metrics page" .only_read("with USE_PROMETHEUS=true");
-    PROMETHEUS_MAPPER_YAML: Option<PathBuf> = None,
+    PROMETHEUS_MAPPER_YAML: Option<PathBuf> = "",
         "statsd_exporter mapping file for metric names and labels, instead of the built-in ones"
         .differs_when(Condition::Never, "an invalid file prevents the start, a missing one does not; regular expressions match whole names")
         .only_read("with USE_PROMETHEUS=true");
-    PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS: bool = false,
+    PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS: bool = "false",
         "report ratelimit_service_response_time_seconds in milliseconds, despite its name" .only_read("with USE_PROMETHEUS=true");
-    TOLLKEEPER_METRIC_PATH_LABEL: bool = false,
+    TOLLKEEPER_METRIC_PATH_LABEL: bool = "false",
         "add a label `path` with the whole path of a limit";
-    TOLLKEEPER_METRIC_SERIES: usize = 10_000,
+    TOLLKEEPER_METRIC_SERIES: usize = "10000",
         "maximum number of series named by requests: detailed_metric, value_to_metric, Envoy's limits, unknown domains"
-        .with_allowed(IntRange::new(0, 10_000_000));
-    TOLLKEEPER_TOP_KEYS: usize = 2048,
-        "number of most rejected keys that /top tracks per minute; 0 turns it off" .with_allowed(IntRange::new(0, 1_000_000));
-    EXTRA_TAGS: TextMap = (), "tags on every metric, such as env:prod,zone:a" .often_set();
-    STATS_FLUSH_INTERVAL: Duration = Duration::from_secs(10), "interval of sending metrics to statsd and DogStatsD"
-        .with_allowed(FLUSH_INTERVAL_RANGE);
-    DISABLE_STATS: bool = false, "turn off all metrics, /top, /rules and the counters of /stats";
-    NEAR_LIMIT_RATIO: f64 = 0.8, "share of a limit above which hits are counted as near_limit"
-        .with_allowed(FloatRange::new(0.0, 1.0));
+        .within("0 to 10000000");
+    TOLLKEEPER_TOP_KEYS: usize = "2048",
+        "number of most rejected keys that /top tracks per minute; 0 turns it off" .within("0 to 1000000");
+    EXTRA_TAGS: TextMap = "", "tags on every metric, such as env:prod,zone:a" .often_set();
+    STATS_FLUSH_INTERVAL: Duration = "10s", "interval of sending metrics to statsd and DogStatsD"
+        .within("10ms to 1h");
+    DISABLE_STATS: bool = "false", "turn off all metrics, /top, /rules and the counters of /stats";
+    NEAR_LIMIT_RATIO: f64 = "0.8", "share of a limit above which hits are counted as near_limit"
+        .within("0 to 1");
     GOSTATS as "GOSTATS_*": String = "", "settings of a Go statsd library"
         .has_no_effect_with_notice_when(Condition::NotEmpty, "this program does not use that Go library");
-    DD as "DD_*": Option<Secret> = None, "settings of the Datadog client"
+    DD as "DD_*": Option<Secret> = "", "settings of the Datadog client"
         .has_no_effect_with_notice_when(Condition::NotEmpty, "this program does not use the Datadog client");
 }
 
@@ -75,9 +72,7 @@ named_enum! {
     }
 }
 
-impl Choice for StatsdTransport {
-    const ACCEPTED_WORDS: WordTable<Self> = Self::ACCEPTED_WORDS;
-}
+choices! { StatsdTransport }
 
 /// Destinations and labels of metrics.
 #[derive(Clone, Debug, PartialEq)]
@@ -240,7 +235,7 @@ impl Mogrifier {
         let variable = |part: &str| format!("DOG_STATSD_MOGRIFIER_{name}_{part}");
         let text = |part: &str| values.family_member_text(&variable(part)).unwrap_or_default().to_owned();
         let (pattern, new_name, tags) = (text("PATTERN"), text("NAME"), text("TAGS"));
-        let Ok(TextMap(tags)) = TextMap::parse(&tags, &TextMap::UNRESTRICTED) else {
+        let Ok(TextMap(tags)) = TextMap::parse(&tags, TextMap::RANGE) else {
             values.add_problem_with_name(&variable("TAGS"), "not a list of tags", "give k:v,k:v");
             return None;
         };

@@ -10,38 +10,33 @@ use super::metrics::DISABLE_STATS;
 use super::secret::Secret;
 use super::setting::{Condition, settings};
 use super::tracing::{Compression, OTEL_EXPORTER_OTLP_HEADERS, OTEL_SDK_DISABLED, OtelProtocol, OtlpSignalVariables};
-use super::value::number::IntRange;
+use super::value::choices;
 use super::value::text::{SecretUrl, TextList};
-use super::value::{Choice, WordTable};
 use super::values::Values;
 use crate::base::named_enum::named_enum;
 use crate::telemetry::otlp_metrics::Temporality;
 
-/// Bounds of the interval in milliseconds; more often costs more than the metrics are worth.
-const INTERVAL_RANGE_MS: IntRange = IntRange::new(1000, 3_600_000);
-const UP_TO_AN_HOUR_MS: IntRange = IntRange::new(1, 3_600_000);
-
 settings! { "Metrics over OTLP", only read "with OTEL_METRICS_EXPORTER=otlp and without OTEL_SDK_DISABLED and DISABLE_STATS";
     OTEL_METRICS_EXPORTER: TextList = "none", "otlp: send metrics to a collector, beside other destinations"
         .differs_when(Condition::Never, "the default of OpenTelemetry is otlp");
-    OTEL_METRIC_EXPORT_INTERVAL: u64 = 60_000, "interval of sending metrics to the collector, in milliseconds"
-        .with_allowed(INTERVAL_RANGE_MS);
-    OTEL_METRIC_EXPORT_TIMEOUT: u64 = 30_000, "see OTEL_EXPORTER_OTLP_METRICS_TIMEOUT"
-        .with_allowed(UP_TO_AN_HOUR_MS) .has_no_effect_with_notice_when(Condition::Set, "OTEL_EXPORTER_OTLP_METRICS_TIMEOUT applies instead");
+    OTEL_METRIC_EXPORT_INTERVAL: u64 = "60000", "interval of sending metrics to the collector, in milliseconds"
+        .within("1000 to 3600000");
+    OTEL_METRIC_EXPORT_TIMEOUT: u64 = "30000", "see OTEL_EXPORTER_OTLP_METRICS_TIMEOUT"
+        .within("1 to 3600000") .has_no_effect_with_notice_when(Condition::Set, "OTEL_EXPORTER_OTLP_METRICS_TIMEOUT applies instead");
     OTEL_METRICS_EXEMPLAR_FILTER: String = "", "selection of exemplars"
         .has_no_effect_with_notice_when(Condition::NotEmpty, "no exemplars are recorded");
-    OTEL_EXPORTER_OTLP_METRICS_ENDPOINT: Option<SecretUrl> = None,
+    OTEL_EXPORTER_OTLP_METRICS_ENDPOINT: Option<SecretUrl> = "",
         "URL of the collector for metrics; over HTTP with the whole path";
-    OTEL_EXPORTER_OTLP_METRICS_PROTOCOL: Option<OtelProtocol> = None, "protocol of the collector for metrics";
-    OTEL_EXPORTER_OTLP_METRICS_HEADERS: Option<Secret> = None, "headers of export requests for metrics: k=v,k=v";
-    OTEL_EXPORTER_OTLP_METRICS_TIMEOUT: Option<u64> = None,
-        "time limit of an export request for metrics, in milliseconds" .with_allowed(UP_TO_AN_HOUR_MS);
-    OTEL_EXPORTER_OTLP_METRICS_COMPRESSION: Option<Compression> = None, "compression of export requests for metrics";
-    OTEL_EXPORTER_OTLP_METRICS_CERTIFICATE: Option<PathBuf> = None,
+    OTEL_EXPORTER_OTLP_METRICS_PROTOCOL: Option<OtelProtocol> = "", "protocol of the collector for metrics";
+    OTEL_EXPORTER_OTLP_METRICS_HEADERS: Option<Secret> = "", "headers of export requests for metrics: k=v,k=v";
+    OTEL_EXPORTER_OTLP_METRICS_TIMEOUT: Option<u64> = "",
+        "time limit of an export request for metrics, in milliseconds" .within("1 to 3600000");
+    OTEL_EXPORTER_OTLP_METRICS_COMPRESSION: Option<Compression> = "", "compression of export requests for metrics";
+    OTEL_EXPORTER_OTLP_METRICS_CERTIFICATE: Option<PathBuf> = "",
         "CA certificates for the collector of metrics, PEM file, instead of the system's";
-    OTEL_EXPORTER_OTLP_METRICS_CLIENT_CERTIFICATE: Option<PathBuf> = None, "client certificate for it, PEM file";
-    OTEL_EXPORTER_OTLP_METRICS_CLIENT_KEY: Option<PathBuf> = None, "private key of the client certificate, PEM file";
-    OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE: TemporalityPreference = TemporalityPreference::Cumulative,
+    OTEL_EXPORTER_OTLP_METRICS_CLIENT_CERTIFICATE: Option<PathBuf> = "", "client certificate for it, PEM file";
+    OTEL_EXPORTER_OTLP_METRICS_CLIENT_KEY: Option<PathBuf> = "", "private key of the client certificate, PEM file";
+    OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE: TemporalityPreference = "cumulative",
         "counts since the start, or since the last export; lowmemory is delta";
     OTEL_EXPORTER_OTLP_METRICS_DEFAULT_HISTOGRAM_AGGREGATION: String = "explicit_bucket_histogram", "form of histograms"
         .has_no_effect_with_notice_when(Condition::IsNot("explicit_bucket_histogram"), "histograms have the bounds that Prometheus gets");
@@ -60,10 +55,7 @@ named_enum! {
     }
 }
 
-impl Choice for TemporalityPreference {
-    const ACCEPTED_WORDS: WordTable<Self> = Self::ACCEPTED_WORDS;
-    const EMPTY_IS_UNSET: bool = true;
-}
+choices! { TemporalityPreference: EMPTY_IS_UNSET }
 
 /// Export of metrics to a collector.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -5,20 +5,17 @@
 use std::time::Duration;
 
 use super::setting::{Condition, settings};
-use super::value::number::{DurationRange, IntRange};
 use super::values::Values;
 use crate::base::go_syntax::DurationText;
 
-const UP_TO_AN_HOUR: DurationRange = DurationRange::new(Duration::ZERO, Duration::from_secs(3600));
-
 settings! { "Process";
-    TOLLKEEPER_DRAIN_PERIOD: Duration = Duration::from_secs(5),
+    TOLLKEEPER_DRAIN_PERIOD: Duration = "5s",
         "time after SIGTERM that requests are still served while health checks fail"
-        .with_allowed(UP_TO_AN_HOUR) .often_set();
-    TOLLKEEPER_SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(25),
+        .within("0 to 1h") .often_set();
+    TOLLKEEPER_SHUTDOWN_TIMEOUT: Duration = "25s",
         "time after SIGTERM until the process exits at the latest; includes TOLLKEEPER_DRAIN_PERIOD"
-        .with_allowed(UP_TO_AN_HOUR);
-    TOLLKEEPER_WORKER_THREADS: usize = 0, "number of worker threads; 0 means one per core" .with_allowed(IntRange::new(0, 1024));
+        .within("0 to 1h");
+    TOLLKEEPER_WORKER_THREADS: usize = "0", "number of worker threads; 0 means one per core" .within("0 to 1024");
     GOMAXPROCS: String = "", "threads of a Go program"
         .has_no_effect_with_notice_when(Condition::Set, "it is for Go programs; see TOLLKEEPER_WORKER_THREADS");
     GOMEMLIMIT: String = "", "memory of a Go program"

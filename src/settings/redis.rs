@@ -31,13 +31,9 @@ use super::credentials::CredentialVariables;
 use super::secret::Secret;
 use super::setting::{Condition, Support, settings};
 use super::tls::StoreTlsVariables;
-use super::value::number::{ByteSize, ByteSizeRange, DurationRange, IntRange};
+use super::value::number::ByteSize;
 use super::value::text::SecretUrl;
 use super::values::Values;
-
-const CONNECT_TIMEOUT_RANGE: DurationRange = DurationRange::new(Duration::from_millis(1), Duration::from_secs(3600));
-const STORE_TIMEOUT_RANGE: DurationRange = DurationRange::new(Duration::from_millis(1), Duration::from_secs(10));
-const DEFAULT_MAX_REPLICAS: NonZeroU32 = NonZeroU32::new(16).expect("it is not 0");
 
 const NO_EFFECT_PIPELINED: Support =
     Support::NoEffect { when: Condition::IsNot("0"), why: "commands are pipelined without waiting" };
@@ -54,109 +50,109 @@ const fn no_effect_because_start_never_waits(default: &'static str) -> Support {
 }
 
 settings! { "Counters in Redis", only read "with counters in Redis";
-    REDIS_SOCKET_TYPE: SocketKind = SocketKind::Unix, "kind of address in REDIS_URL of a single server: host:port or path"
+    REDIS_SOCKET_TYPE: SocketKind = "unix", "kind of address in REDIS_URL of a single server: host:port or path"
         .differs_when(Condition::Never, "not set, the form of REDIS_URL decides") .often_set();
-    REDIS_TYPE: DeploymentKind = DeploymentKind::Single, "kind of deployment" .often_set();
+    REDIS_TYPE: DeploymentKind = "SINGLE", "kind of deployment" .often_set();
     REDIS_URL: SecretUrl = "/var/run/nutcracker/ratelimit.sock",
         "host:port, path or redis://user:password@host:port/db; cluster: a list; sentinel: primary,host:port,..."
         .differs_when(
             Condition::Never,
             "rediss:// is TLS; nodes of a cluster that are found later get the user and password too"
         ) .often_set();
-    REDIS_POOL_SIZE: NonZeroUsize = NonZeroUsize::MIN, "connections to each node"
+    REDIS_POOL_SIZE: NonZeroUsize = "1", "connections to each node"
         .differs_when(Condition::Never, "the default there is 10; one connection carries all calls; the maximum is 128");
-    REDIS_AUTH: Option<Secret> = None, "password or user:password; takes precedence over REDIS_URL";
-    REDIS_AUTH_FILE: Option<PathBuf> = None,
+    REDIS_AUTH: Option<Secret> = "", "password or user:password; takes precedence over REDIS_URL";
+    REDIS_AUTH_FILE: Option<PathBuf> = "",
         "file that holds REDIS_AUTH; read at each connection attempt and when it changes, then told to open connections"
         .often_set();
-    REDIS_AWS_IAM_AUTH: bool = false, "log in to ElastiCache or MemoryDB as an IAM user, with tokens that are renewed";
+    REDIS_AWS_IAM_AUTH: bool = "false", "log in to ElastiCache or MemoryDB as an IAM user, with tokens that are renewed";
     REDIS_AWS_IAM_CACHE_NAME: String = "", "name of the cache or cluster" .only_read("with counters in Redis and REDIS_AWS_IAM_AUTH=true");
     REDIS_AWS_IAM_USER_ID: String = "", "id of the user" .only_read("with counters in Redis and REDIS_AWS_IAM_AUTH=true");
     REDIS_AWS_IAM_REGION: String = "", "region of the cache; empty: AWS_REGION" .only_read("with REDIS_AWS_IAM_AUTH=true or REDIS_PERSECOND_AWS_IAM_AUTH=true");
-    REDIS_AWS_IAM_SERVERLESS: bool = false, "the cache is serverless" .only_read("with counters in Redis and REDIS_AWS_IAM_AUTH=true");
-    TOLLKEEPER_REDIS_IDENTITY: TokenCloud = TokenCloud::None,
+    REDIS_AWS_IAM_SERVERLESS: bool = "false", "the cache is serverless" .only_read("with counters in Redis and REDIS_AWS_IAM_AUTH=true");
+    TOLLKEEPER_REDIS_IDENTITY: TokenCloud = "none",
         "log in with access tokens of this cloud, which are renewed: of Memorystore, or of Azure Managed Redis";
-    REDIS_TLS: bool = false, "connect over TLS" .often_set();
-    REDIS_TLS_CLIENT_CERT: Option<PathBuf> = None, "client certificate, PEM file; for both deployments"
+    REDIS_TLS: bool = "false", "connect over TLS" .often_set();
+    REDIS_TLS_CLIENT_CERT: Option<PathBuf> = "", "client certificate, PEM file; for both deployments"
         .only_read("if a connection to Redis has TLS (REDIS_TLS=true, or rediss:// in its URL)");
-    REDIS_TLS_CLIENT_KEY: Option<PathBuf> = None, "private key of the client certificate, PEM file"
+    REDIS_TLS_CLIENT_KEY: Option<PathBuf> = "", "private key of the client certificate, PEM file"
         .only_read("if a connection to Redis has TLS (REDIS_TLS=true, or rediss:// in its URL)");
-    REDIS_TLS_CACERT: Option<PathBuf> = None, "CA certificates beside the system's, PEM file; for both deployments"
+    REDIS_TLS_CACERT: Option<PathBuf> = "", "CA certificates beside the system's, PEM file; for both deployments"
         .only_read("if a connection to Redis has TLS (REDIS_TLS=true, or rediss:// in its URL)")
         .often_set();
-    REDIS_TLS_SKIP_HOSTNAME_VERIFICATION: bool = false, "accept a trusted certificate for another name"
+    REDIS_TLS_SKIP_HOSTNAME_VERIFICATION: bool = "false", "accept a trusted certificate for another name"
         .only_read("if a connection to Redis has TLS (REDIS_TLS=true, or rediss:// in its URL)");
-    REDIS_TIMEOUT: Duration = Duration::from_secs(10), "time limit of a connection attempt; no response waits for it"
-        .with_allowed(CONNECT_TIMEOUT_RANGE);
-    TOLLKEEPER_STORE_TIMEOUT: Duration = Duration::from_millis(15),
+    REDIS_TIMEOUT: Duration = "10s", "time limit of a connection attempt; no response waits for it"
+        .within("1ms to 1h");
+    TOLLKEEPER_STORE_TIMEOUT: Duration = "15ms",
         "time limit of a call to Redis; then the rule's on_store_error or TOLLKEEPER_ON_STORE_ERROR applies"
-        .with_allowed(STORE_TIMEOUT_RANGE) .only_read("with counters in Redis or memcached") .often_set();
-    TOLLKEEPER_REPLICAS: Option<NonZeroU32> = None,
+        .within("1ms to 10s") .only_read("with counters in Redis or memcached") .often_set();
+    TOLLKEEPER_REPLICAS: Option<NonZeroU32> = "",
         "divisor of limits while Redis is unavailable; not set: the number of replicas last seen"
-        .with_allowed(IntRange::new(1, 100_000)) .only_read("with counters in Redis or memcached");
-    TOLLKEEPER_MAX_REPLICAS: NonZeroU32 = DEFAULT_MAX_REPLICAS,
+        .within("1 to 100000") .only_read("with counters in Redis or memcached");
+    TOLLKEEPER_MAX_REPLICAS: NonZeroU32 = "16",
         "maximum number of replicas that share an eventual limit; must be equal in all replicas"
-        .with_allowed(IntRange::new(1, 1000));
-    TOLLKEEPER_KEY_FORMAT: KeyFormat = KeyFormat::Tollkeeper,
+        .within("1 to 1000");
+    TOLLKEEPER_KEY_FORMAT: KeyFormat = "tollkeeper",
         "format of keys; ratelimit: strict fixed windows are shared with envoyproxy/ratelimit"
         .only_read("with counters in Redis or memcached");
-    TOLLKEEPER_EVENTUAL_BYTES: ByteSize = 64 << 20,
+    TOLLKEEPER_EVENTUAL_BYTES: ByteSize = "64MiB",
         "approximate memory for descriptors with `consistency: eventual`; further ones are counted strictly"
-        .with_allowed(ByteSizeRange::new(0, 1 << 40));
-    TOLLKEEPER_TABLE_BYTES: ByteSize = 32 << 20,
+        .within("0 to 1024GiB");
+    TOLLKEEPER_TABLE_BYTES: ByteSize = "32MiB",
         "memory for the known rows of each table in Redis; beyond it, those not used for longest are looked up again"
-        .with_allowed(ByteSizeRange::new(1 << 20, 1 << 40));
-    REDIS_HEALTH_CHECK_ACTIVE_CONNECTION: bool = false, "report unhealthy without a connection to Redis";
-    REDIS_SENTINEL_AUTH: Option<Secret> = None, "password or user:password for the sentinels"
+        .within("1MiB to 1024GiB");
+    REDIS_HEALTH_CHECK_ACTIVE_CONNECTION: bool = "false", "report unhealthy without a connection to Redis";
+    REDIS_SENTINEL_AUTH: Option<Secret> = "", "password or user:password for the sentinels"
         .only_read("with counters in Redis and REDIS_TYPE=sentinel");
-    TOLLKEEPER_REDIS_SENTINEL_AUTH_FILE: Option<PathBuf> = None, "file that holds REDIS_SENTINEL_AUTH"
+    TOLLKEEPER_REDIS_SENTINEL_AUTH_FILE: Option<PathBuf> = "", "file that holds REDIS_SENTINEL_AUTH"
         .only_read("with counters in Redis and REDIS_TYPE=sentinel");
-    REDIS_PIPELINE_WINDOW: Duration = Duration::ZERO, "time to gather commands for a pipeline" .with_support(NO_EFFECT_PIPELINED);
-    REDIS_PIPELINE_LIMIT: i64 = 0, "number of commands in a pipeline" .with_support(NO_EFFECT_PIPELINED);
-    REDIS_CLUSTER_PIPELINE_PARALLELISM: i64 = 1, "number of nodes called in parallel"
-        .with_allowed(IntRange::at_least(0)) .with_support(NO_EFFECT_PARALLEL);
+    REDIS_PIPELINE_WINDOW: Duration = "0", "time to gather commands for a pipeline" .with_support(NO_EFFECT_PIPELINED);
+    REDIS_PIPELINE_LIMIT: i64 = "0", "number of commands in a pipeline" .with_support(NO_EFFECT_PIPELINED);
+    REDIS_CLUSTER_PIPELINE_PARALLELISM: i64 = "1", "number of nodes called in parallel"
+        .within("0 or more") .with_support(NO_EFFECT_PARALLEL);
     REDIS_POOL_ON_EMPTY_BEHAVIOR: String = "WAIT", "WAIT, CREATE or ERROR" .with_support(NO_EFFECT_NO_POOL);
-    REDIS_STARTUP_INITIAL_INTERVAL: Duration = Duration::from_secs(1), "first delay between connection attempts at start"
+    REDIS_STARTUP_INITIAL_INTERVAL: Duration = "1s", "first delay between connection attempts at start"
         .with_support(no_effect_because_start_never_waits("1s"));
-    REDIS_STARTUP_MAX_INTERVAL: Duration = Duration::from_secs(30), "longest delay between connection attempts at start"
+    REDIS_STARTUP_MAX_INTERVAL: Duration = "30s", "longest delay between connection attempts at start"
         .with_support(no_effect_because_start_never_waits("30s"));
-    REDIS_STARTUP_MAX_ELAPSED_TIME: Duration = Duration::ZERO, "time limit of connection attempts at start; 0 means none"
+    REDIS_STARTUP_MAX_ELAPSED_TIME: Duration = "0", "time limit of connection attempts at start; 0 means none"
         .with_support(no_effect_because_start_never_waits("0"));
-    REDIS_CLOSE_CONNECTION_ON_READONLY_ERROR: bool = false, "reconnect when Redis reports that it is read-only"
+    REDIS_CLOSE_CONNECTION_ON_READONLY_ERROR: bool = "false", "reconnect when Redis reports that it is read-only"
         .has_no_effect_with_notice_when(Condition::True, "it is always so");
-    REDIS_PERSECOND: bool = false, "count limits per second in another Redis";
-    REDIS_PERSECOND_SOCKET_TYPE: SocketKind = SocketKind::Unix, "REDIS_SOCKET_TYPE for limits per second"
+    REDIS_PERSECOND: bool = "false", "count limits per second in another Redis";
+    REDIS_PERSECOND_SOCKET_TYPE: SocketKind = "unix", "REDIS_SOCKET_TYPE for limits per second"
         .differs_when(Condition::Never, "not set, the form of REDIS_PERSECOND_URL decides") .only_read("with counters in Redis and REDIS_PERSECOND=true");
-    REDIS_PERSECOND_TYPE: DeploymentKind = DeploymentKind::Single, "REDIS_TYPE for limits per second"
+    REDIS_PERSECOND_TYPE: DeploymentKind = "SINGLE", "REDIS_TYPE for limits per second"
         .only_read("with counters in Redis and REDIS_PERSECOND=true");
     REDIS_PERSECOND_URL: SecretUrl = "/var/run/nutcracker/ratelimitpersecond.sock", "REDIS_URL for limits per second"
         .differs_when(Condition::Never, "the same as for REDIS_URL") .only_read("with counters in Redis and REDIS_PERSECOND=true");
-    REDIS_PERSECOND_POOL_SIZE: NonZeroUsize = NonZeroUsize::MIN, "REDIS_POOL_SIZE for limits per second"
+    REDIS_PERSECOND_POOL_SIZE: NonZeroUsize = "1", "REDIS_POOL_SIZE for limits per second"
         .differs_when(Condition::Never, "the same as for REDIS_POOL_SIZE") .only_read("with counters in Redis and REDIS_PERSECOND=true");
-    REDIS_PERSECOND_AUTH: Option<Secret> = None, "REDIS_AUTH for limits per second" .only_read("with counters in Redis and REDIS_PERSECOND=true");
-    REDIS_PERSECOND_AUTH_FILE: Option<PathBuf> = None, "REDIS_AUTH_FILE for limits per second"
+    REDIS_PERSECOND_AUTH: Option<Secret> = "", "REDIS_AUTH for limits per second" .only_read("with counters in Redis and REDIS_PERSECOND=true");
+    REDIS_PERSECOND_AUTH_FILE: Option<PathBuf> = "", "REDIS_AUTH_FILE for limits per second"
         .only_read("with counters in Redis and REDIS_PERSECOND=true");
-    REDIS_PERSECOND_AWS_IAM_AUTH: bool = false, "REDIS_AWS_IAM_AUTH for limits per second" .only_read("with counters in Redis and REDIS_PERSECOND=true");
+    REDIS_PERSECOND_AWS_IAM_AUTH: bool = "false", "REDIS_AWS_IAM_AUTH for limits per second" .only_read("with counters in Redis and REDIS_PERSECOND=true");
     REDIS_PERSECOND_AWS_IAM_CACHE_NAME: String = "", "REDIS_AWS_IAM_CACHE_NAME for limits per second"
         .only_read("with REDIS_PERSECOND=true and REDIS_PERSECOND_AWS_IAM_AUTH=true");
     REDIS_PERSECOND_AWS_IAM_USER_ID: String = "", "REDIS_AWS_IAM_USER_ID for limits per second"
         .only_read("with REDIS_PERSECOND=true and REDIS_PERSECOND_AWS_IAM_AUTH=true");
-    REDIS_PERSECOND_AWS_IAM_SERVERLESS: bool = false, "REDIS_AWS_IAM_SERVERLESS for limits per second"
+    REDIS_PERSECOND_AWS_IAM_SERVERLESS: bool = "false", "REDIS_AWS_IAM_SERVERLESS for limits per second"
         .only_read("with REDIS_PERSECOND=true and REDIS_PERSECOND_AWS_IAM_AUTH=true");
-    TOLLKEEPER_REDIS_PERSECOND_IDENTITY: TokenCloud = TokenCloud::None, "TOLLKEEPER_REDIS_IDENTITY for limits per second"
+    TOLLKEEPER_REDIS_PERSECOND_IDENTITY: TokenCloud = "none", "TOLLKEEPER_REDIS_IDENTITY for limits per second"
         .only_read("with counters in Redis and REDIS_PERSECOND=true");
-    REDIS_PERSECOND_TLS: bool = false, "REDIS_TLS for limits per second" .only_read("with counters in Redis and REDIS_PERSECOND=true");
-    REDIS_PERSECOND_TIMEOUT: Duration = Duration::from_secs(10), "REDIS_TIMEOUT for limits per second"
-        .with_allowed(CONNECT_TIMEOUT_RANGE) .only_read("with counters in Redis and REDIS_PERSECOND=true");
-    REDIS_PERSECOND_SENTINEL_AUTH: Option<Secret> = None, "REDIS_SENTINEL_AUTH for limits per second"
+    REDIS_PERSECOND_TLS: bool = "false", "REDIS_TLS for limits per second" .only_read("with counters in Redis and REDIS_PERSECOND=true");
+    REDIS_PERSECOND_TIMEOUT: Duration = "10s", "REDIS_TIMEOUT for limits per second"
+        .within("1ms to 1h") .only_read("with counters in Redis and REDIS_PERSECOND=true");
+    REDIS_PERSECOND_SENTINEL_AUTH: Option<Secret> = "", "REDIS_SENTINEL_AUTH for limits per second"
         .only_read("with counters in Redis and REDIS_PERSECOND_TYPE=sentinel");
-    TOLLKEEPER_REDIS_PERSECOND_SENTINEL_AUTH_FILE: Option<PathBuf> = None,
+    TOLLKEEPER_REDIS_PERSECOND_SENTINEL_AUTH_FILE: Option<PathBuf> = "",
         "TOLLKEEPER_REDIS_SENTINEL_AUTH_FILE for limits per second" .only_read("with counters in Redis and REDIS_PERSECOND_TYPE=sentinel");
-    REDIS_PERSECOND_PIPELINE_WINDOW: Duration = Duration::ZERO, "REDIS_PIPELINE_WINDOW for limits per second"
+    REDIS_PERSECOND_PIPELINE_WINDOW: Duration = "0", "REDIS_PIPELINE_WINDOW for limits per second"
         .with_support(NO_EFFECT_PIPELINED);
-    REDIS_PERSECOND_PIPELINE_LIMIT: i64 = 0, "REDIS_PIPELINE_LIMIT for limits per second" .with_support(NO_EFFECT_PIPELINED);
-    REDIS_PERSECOND_CLUSTER_PIPELINE_PARALLELISM: i64 = 1, "REDIS_CLUSTER_PIPELINE_PARALLELISM for limits per second"
-        .with_allowed(IntRange::at_least(0)) .with_support(NO_EFFECT_PARALLEL);
+    REDIS_PERSECOND_PIPELINE_LIMIT: i64 = "0", "REDIS_PIPELINE_LIMIT for limits per second" .with_support(NO_EFFECT_PIPELINED);
+    REDIS_PERSECOND_CLUSTER_PIPELINE_PARALLELISM: i64 = "1", "REDIS_CLUSTER_PIPELINE_PARALLELISM for limits per second"
+        .within("0 or more") .with_support(NO_EFFECT_PARALLEL);
     REDIS_PERSECOND_POOL_ON_EMPTY_BEHAVIOR: String = "WAIT", "REDIS_POOL_ON_EMPTY_BEHAVIOR for limits per second"
         .with_support(NO_EFFECT_NO_POOL);
     REDIS_POOL_ON_EMPTY_WAIT_DURATION: String = "", "removed from envoyproxy/ratelimit" .with_support(NO_EFFECT_OBSOLETE);

@@ -82,7 +82,7 @@ pub fn list_effective_settings(vars: impl Iterator<Item = (OsString, OsString)>)
         let is_own = |name: &str| environment::find_setting(name).is_some_and(|other| other.name() == setting.name());
         let set: Vec<_> = variables.iter().filter(|variable| is_own(&variable.name)).collect();
         if set.is_empty() && !setting.info().is_variable_family() {
-            let (name, value) = (setting.name().to_owned(), setting.default_text());
+            let (name, value) = (setting.name().to_owned(), setting.default_text().to_owned());
             all.push(EffectiveSetting { name, value, set: false, ignored: None });
         }
         all.extend(set.into_iter().map(|variable| EffectiveSetting {

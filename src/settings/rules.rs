@@ -9,18 +9,13 @@ use std::time::Duration;
 
 use super::redis::TOLLKEEPER_MAX_REPLICAS;
 use super::setting::{Condition, settings};
-use super::value::number::{DurationRange, IntRange};
-use super::value::{Choice, WordTable};
+use super::value::choices;
 use super::values::Values;
 use crate::base::named_enum::named_enum;
 use crate::limit::StoreFailurePolicy;
 
-const POLL_INTERVAL_RANGE: DurationRange =
-    DurationRange::new(Duration::from_millis(100), Duration::from_secs(86_400)).allowing_zero();
-const RELOAD_DEBOUNCE_RANGE: DurationRange = DurationRange::new(Duration::from_millis(1), Duration::from_secs(10));
-
 settings! { "Rules and their files";
-    CONFIG_TYPE: RuleSourceKind = RuleSourceKind::Files, "source of the rules: files, or a control plane over xDS"
+    CONFIG_TYPE: RuleSourceKind = "FILE", "source of the rules: files, or a control plane over xDS"
         .often_set();
     RUNTIME_ROOT: PathBuf = "/srv/runtime_data/current", "directory above the rule files; empty: no rules"
         .only_read("with CONFIG_TYPE=FILE") .often_set();
@@ -28,27 +23,27 @@ settings! { "Rules and their files";
         .only_read("with CONFIG_TYPE=FILE") .often_set();
     RUNTIME_APPDIRECTORY: PathBuf = "config", "directory below RUNTIME_SUBDIRECTORY that holds the rule files"
         .only_read("with CONFIG_TYPE=FILE") .often_set();
-    RUNTIME_IGNOREDOTFILES: bool = false, "skip files and directories with names that begin with a dot"
+    RUNTIME_IGNOREDOTFILES: bool = "false", "skip files and directories with names that begin with a dot"
         .only_read("with CONFIG_TYPE=FILE");
-    RUNTIME_WATCH_ROOT: bool = true,
+    RUNTIME_WATCH_ROOT: bool = "true",
         "watch RUNTIME_ROOT for a swapped symbolic link, instead of the directory of the rule files"
         .differs_when(Condition::True, "files edited in place are noticed with either value") .only_read("with CONFIG_TYPE=FILE");
-    TOLLKEEPER_RULE_DEFAULTS: Option<PathBuf> = None,
+    TOLLKEEPER_RULE_DEFAULTS: Option<PathBuf> = "",
         "file of defaults for rules of any source, by domain and unit; reloaded like rules";
-    MERGE_DOMAIN_CONFIG: bool = false, "merge files with the same domain, instead of an error"
+    MERGE_DOMAIN_CONFIG: bool = "false", "merge files with the same domain, instead of an error"
         .differs_when(Condition::True, "files are merged in the order of their names");
-    FORCE_START_WITHOUT_INITIAL_CONFIG: bool = false, "report healthy before the first rules over xDS"
+    FORCE_START_WITHOUT_INITIAL_CONFIG: bool = "false", "report healthy before the first rules over xDS"
         .only_read("with CONFIG_TYPE=GRPC_XDS_SOTW");
-    HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED: bool = false, "report unhealthy until at least one domain is loaded";
-    TOLLKEEPER_POLL_INTERVAL: Duration = Duration::from_secs(10),
+    HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED: bool = "false", "report unhealthy until at least one domain is loaded";
+    TOLLKEEPER_POLL_INTERVAL: Duration = "10s",
         "interval of comparing file contents, for file systems without change events; 0 means never"
-        .with_allowed(POLL_INTERVAL_RANGE) .only_read("with CONFIG_TYPE=FILE or TOLLKEEPER_RULE_DEFAULTS");
-    TOLLKEEPER_RELOAD_DEBOUNCE: Duration = Duration::from_millis(100),
-        "time without a further change after which changed rule files are read" .with_allowed(RELOAD_DEBOUNCE_RANGE)
+        .within("0 or 100ms to 24h") .only_read("with CONFIG_TYPE=FILE or TOLLKEEPER_RULE_DEFAULTS");
+    TOLLKEEPER_RELOAD_DEBOUNCE: Duration = "100ms",
+        "time without a further change after which changed rule files are read" .within("1ms to 10s")
         .only_read("with CONFIG_TYPE=FILE or TOLLKEEPER_RULE_DEFAULTS");
-    TOLLKEEPER_LOG_MAX: u32 = 10_000,
-        "maximum requests_per_unit of a sliding_window_log, which stores each hit" .with_allowed(IntRange::new(1, 1_000_000));
-    USE_CALENDAR_MONTH_RATE_LIMIT: bool = false,
+    TOLLKEEPER_LOG_MAX: u32 = "10000",
+        "maximum requests_per_unit of a sliding_window_log, which stores each hit" .within("1 to 1000000");
+    USE_CALENDAR_MONTH_RATE_LIMIT: bool = "false",
         "align fixed windows of months with calendar months (UTC), instead of 30 days";
 }
 
@@ -63,10 +58,7 @@ named_enum! {
     }
 }
 
-impl Choice for RuleSourceKind {
-    const ACCEPTED_WORDS: WordTable<Self> = Self::ACCEPTED_WORDS;
-    const CASE_SENSITIVE: bool = true;
-}
+choices! { RuleSourceKind: CASE_SENSITIVE }
 
 /// Location of the rules, and the defaults that they start from.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -4,16 +4,20 @@
 //! gives a `T`, so a read cannot fail and cannot name a setting that does not exist. `AnySetting` is the same without the type: `--help`, `docs/settings.md` and `check --env` list
 //! settings by it.
 
+use std::marker::PhantomData;
+
 use super::problem::InvalidSetting;
 use super::value::SettingValue;
 use crate::base::go_syntax::parse_bool;
 
 /// An environment variable with values of type `T`.
-#[derive(Clone, Copy)]
 pub struct Setting<T: SettingValue> {
     info: SettingInfo,
-    default: T::Default,
-    allowed: T::AllowedValues,
+    /// The default as it would be written in the environment; empty if there is none.
+    default: &'static str,
+    /// The allowed values, for types that have a range.
+    range: &'static str,
+    value: PhantomData<fn() -> T>,
 }
 
 /// Facts about a setting that do not depend on its type.
@@ -97,14 +101,14 @@ impl Condition {
 
 impl<T: SettingValue> Setting<T> {
     /// Declares a setting that is honoured and accepts every value of its type.
-    pub(crate) const fn new(name: &'static str, default: T::Default, help: &'static str) -> Self {
+    pub(crate) const fn new(name: &'static str, default: &'static str, help: &'static str) -> Self {
         let info = SettingInfo { name, help, support: Support::Honoured, is_often_set: false, only_read: "" };
-        Self { info, default, allowed: T::UNRESTRICTED }
+        Self { info, default, range: T::RANGE, value: PhantomData }
     }
 
-    /// Restricts the values.
-    pub(crate) const fn with_allowed(self, allowed: T::AllowedValues) -> Self {
-        Self { allowed, ..self }
+    /// Restricts the values to a range, such as `0 or 1s to 24h` or `1 or more`.
+    pub(crate) const fn within(self, range: &'static str) -> Self {
+        Self { range, ..self }
     }
 
     /// Declares a difference from envoyproxy/ratelimit that these values make.
@@ -134,12 +138,12 @@ impl<T: SettingValue> Setting<T> {
 
     /// Parses a value.
     pub fn parse(&self, text: &str) -> Result<T, InvalidSetting> {
-        T::parse(text, &self.allowed)
+        T::parse(text, self.range)
     }
 
     /// Returns the value of a variable that is not set.
     pub fn default(&self) -> T {
-        T::from_default(self.default)
+        T::from_default(self.default, self.range)
     }
 }
 
@@ -149,7 +153,7 @@ pub trait AnySetting: Send + Sync {
     fn info(&self) -> &SettingInfo;
 
     /// Returns the default as it would be written in the environment; empty if there is none.
-    fn default_text(&self) -> String;
+    fn default_text(&self) -> &'static str;
 
     /// Returns the name of the type in the documentation; empty for a choice of words.
     fn type_name(&self) -> &'static str;
@@ -177,8 +181,8 @@ impl<T: SettingValue> AnySetting for Setting<T> {
         &self.info
     }
 
-    fn default_text(&self) -> String {
-        T::default_text(self.default)
+    fn default_text(&self) -> &'static str {
+        self.default
     }
 
     fn type_name(&self) -> &'static str {
@@ -186,7 +190,7 @@ impl<T: SettingValue> AnySetting for Setting<T> {
     }
 
     fn allowed_values_text(&self) -> Option<String> {
-        T::allowed_values_text(&self.allowed)
+        Some(T::describe_allowed_values(self.range)).filter(|allowed| !allowed.is_empty())
     }
 
     fn validate(&self, text: &str) -> Result<(), InvalidSetting> {

@@ -20,26 +20,26 @@ use super::setting::{AnySetting, Condition, Setting, settings};
 use super::values::Values;
 
 settings! { "TLS of the listeners";
-    GRPC_SERVER_USE_TLS: bool = false, "serve gRPC over TLS" .often_set();
-    GRPC_SERVER_TLS_CERT: Option<PathBuf> = None,
+    GRPC_SERVER_USE_TLS: bool = "false", "serve gRPC over TLS" .often_set();
+    GRPC_SERVER_TLS_CERT: Option<PathBuf> = "",
         "certificate chain of the gRPC listener, PEM file; reloaded when it changes"
         .differs_when(Condition::Never, "it may be in another directory than the key") .only_read("with GRPC_SERVER_USE_TLS=true")
         .often_set();
-    GRPC_SERVER_TLS_KEY: Option<PathBuf> = None,
+    GRPC_SERVER_TLS_KEY: Option<PathBuf> = "",
         "private key of the gRPC listener, PEM file; reloaded when it changes" .only_read("with GRPC_SERVER_USE_TLS=true")
         .often_set();
-    GRPC_SERVER_TLS_CA_CERT: Option<PathBuf> = None, "set by Envoy Gateway"
+    GRPC_SERVER_TLS_CA_CERT: Option<PathBuf> = "", "set by Envoy Gateway"
         .has_no_effect_with_notice_when(Condition::NotEmpty, "envoyproxy/ratelimit does not read it either");
-    GRPC_CLIENT_TLS_CACERT: Option<PathBuf> = None,
+    GRPC_CLIENT_TLS_CACERT: Option<PathBuf> = "",
         "CA certificates for clients, PEM file; set: clients need a certificate; reloaded when it changes"
         .differs_when(Condition::NotEmpty, "the system's CAs are not trusted; without TLS it prevents the start")
         .often_set();
-    GRPC_CLIENT_TLS_SAN: Option<String> = None, "DNS name that a client certificate must hold"
+    GRPC_CLIENT_TLS_SAN: Option<String> = "", "DNS name that a client certificate must hold"
         .differs_when(Condition::Never, "without GRPC_CLIENT_TLS_CACERT it prevents the start");
-    TOLLKEEPER_HTTP_TLS_CERT: Option<PathBuf> = None,
+    TOLLKEEPER_HTTP_TLS_CERT: Option<PathBuf> = "",
         "certificate chain of the HTTP listener, PEM file; not set: it serves without TLS";
-    TOLLKEEPER_HTTP_TLS_KEY: Option<PathBuf> = None, "private key of the HTTP listener, PEM file";
-    TOLLKEEPER_HTTP_TLS_CLIENT_CACERT: Option<PathBuf> = None,
+    TOLLKEEPER_HTTP_TLS_KEY: Option<PathBuf> = "", "private key of the HTTP listener, PEM file";
+    TOLLKEEPER_HTTP_TLS_CLIENT_CACERT: Option<PathBuf> = "",
         "CA certificates for clients of the HTTP listener, PEM file; set: clients and probes need a certificate";
 }
 
@@ -72,14 +72,6 @@ pub struct RequiredSan {
     pub name: String,
 }
 
-/// The two settings of a certificate and its key, with the files that they name.
-struct KeyPairFiles {
-    certificate_setting: &'static dyn AnySetting,
-    certificate: Option<PemFile>,
-    key_setting: &'static dyn AnySetting,
-    key: Option<PemFile>,
-}
-
 impl ListenerTls {
     /// Reads TLS of the gRPC listener.
     ///
@@ -97,13 +89,7 @@ impl ListenerTls {
             }
             return None;
         }
-        let pair = KeyPairFiles {
-            certificate_setting: &GRPC_SERVER_TLS_CERT,
-            certificate: values.pem_file(&GRPC_SERVER_TLS_CERT),
-            key_setting: &GRPC_SERVER_TLS_KEY,
-            key: values.pem_file(&GRPC_SERVER_TLS_KEY),
-        };
-        if pair.certificate.is_none() && pair.key.is_none() {
+        if !values.differs_from_default(&GRPC_SERVER_TLS_CERT) && !values.differs_from_default(&GRPC_SERVER_TLS_KEY) {
             let fix = "give GRPC_SERVER_TLS_CERT and GRPC_SERVER_TLS_KEY";
             values.add_problem(&GRPC_SERVER_USE_TLS, "there is no certificate to serve with", fix);
         }
@@ -116,50 +102,29 @@ impl ListenerTls {
             values.add_problem(&GRPC_CLIENT_TLS_SAN, what, "give one DNS name, without a wildcard");
         }
         let san = san.map(|name| RequiredSan { setting: GRPC_CLIENT_TLS_SAN.name(), name });
-        if let (Some(certificate), Some(key)) = (&pair.certificate, &pair.key)
-            && certificate.path.parent() != key.path.parent()
-        {
+        let ClientCertificate { certificate, key } =
+            values.certificate_with_key(&GRPC_SERVER_TLS_CERT, &GRPC_SERVER_TLS_KEY)?;
+        if certificate.path.parent() != key.path.parent() {
             values
                 .mark_difference_from_envoy_ratelimit(&GRPC_SERVER_TLS_CERT, "it is in another directory than the key");
         }
-        pair.into_listener_tls(values, authorities.map(|authorities| ClientAuth { authorities, san }))
+        Some(Self { certificate, key, clients: authorities.map(|authorities| ClientAuth { authorities, san }) })
     }
 
     /// Reads TLS of the HTTP listener.
     pub(super) fn read_http(values: &mut Values) -> Option<Self> {
-        let pair = KeyPairFiles {
-            certificate_setting: &TOLLKEEPER_HTTP_TLS_CERT,
-            certificate: values.pem_file(&TOLLKEEPER_HTTP_TLS_CERT),
-            key_setting: &TOLLKEEPER_HTTP_TLS_KEY,
-            key: values.pem_file(&TOLLKEEPER_HTTP_TLS_KEY),
-        };
         let authorities = values.pem_file(&TOLLKEEPER_HTTP_TLS_CLIENT_CACERT);
-        if authorities.is_some() && pair.certificate.is_none() && pair.key.is_none() {
+        let has_files = values.differs_from_default(&TOLLKEEPER_HTTP_TLS_CERT)
+            || values.differs_from_default(&TOLLKEEPER_HTTP_TLS_KEY);
+        if authorities.is_some() && !has_files {
             let fix = "give TOLLKEEPER_HTTP_TLS_CERT and TOLLKEEPER_HTTP_TLS_KEY, or unset it to accept every client";
             let what = "without TLS clients present no certificate";
             values.add_problem(&TOLLKEEPER_HTTP_TLS_CLIENT_CACERT, what, fix);
         }
-        pair.into_listener_tls(values, authorities.map(|authorities| ClientAuth { authorities, san: None }))
-    }
-}
-
-impl KeyPairFiles {
-    /// Returns the TLS of a listener with these files; `None` without both. One without the other is a problem.
-    fn into_listener_tls(self, values: &mut Values, clients: Option<ClientAuth>) -> Option<ListenerTls> {
-        let Self { certificate_setting, certificate, key_setting, key } = self;
-        match (certificate, key) {
-            (Some(certificate), Some(key)) => return Some(ListenerTls { certificate, key, clients }),
-            (Some(_), None) => {
-                let fix = format!("give {}", key_setting.name());
-                values.add_problem(certificate_setting, "the certificate has no key", fix);
-            }
-            (None, Some(_)) => {
-                let fix = format!("give {}", certificate_setting.name());
-                values.add_problem(key_setting, "the key has no certificate", fix);
-            }
-            (None, None) => {}
-        }
-        None
+        let ClientCertificate { certificate, key } =
+            values.certificate_with_key(&TOLLKEEPER_HTTP_TLS_CERT, &TOLLKEEPER_HTTP_TLS_KEY)?;
+        let clients = authorities.map(|authorities| ClientAuth { authorities, san: None });
+        Some(Self { certificate, key, clients })
     }
 }
 
@@ -187,16 +152,7 @@ pub(crate) struct StoreTlsVariables {
 impl StoreTlsVariables {
     /// Reads the settings; a certificate without its key is a problem, and so is a key without its certificate.
     pub(crate) fn read_tls(&self, values: &mut Values) -> StoreTls {
-        let client = match (values.pem_file(self.certificate), values.pem_file(self.key)) {
-            (Some(certificate), Some(key)) => Some(ClientCertificate { certificate, key }),
-            (None, None) => None,
-            (certificate, _) => {
-                let (lone, missing) =
-                    if certificate.is_some() { (self.certificate, self.key) } else { (self.key, self.certificate) };
-                values.add_problem(lone, format!("set without {}", missing.name()), "give both or none");
-                None
-            }
-        };
+        let client = values.certificate_with_key(self.certificate, self.key);
         let skip_hostname = values.get(self.skip_hostname);
         StoreTls { ca_setting: self.ca.name(), ca: values.pem_file(self.ca), client, skip_hostname }
     }

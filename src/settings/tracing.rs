@@ -13,77 +13,73 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::collector::{CollectorSettings, CollectorTls, check_collector_url, is_header_pair, parse_attribute};
-use super::pem::{ClientCertificate, PemFile};
+use super::pem::PemFile;
 use super::secret::Secret;
 use super::setting::{AnySetting as _, Condition, Setting, settings};
-use super::value::number::{FloatRange, IntRange};
 use super::value::text::{SecretUrl, TextList};
-use super::value::{Choice, WordTable};
+use super::value::{Choice, WordTable, choices};
 use super::values::Values;
 use crate::base::named_enum::named_enum;
 use crate::telemetry::otlp::OtlpProtocol;
 use crate::telemetry::traces::propagation::PropagationFormats;
 use crate::telemetry::traces::{SpanQueueOptions, TraceSampler};
 
-const ZERO_TO_ONE: FloatRange = FloatRange::new(0.0, 1.0);
-const UP_TO_AN_HOUR_MS: IntRange = IntRange::new(1, 3_600_000);
-
 settings! { "Tracing", only read "with TRACING_ENABLED=true and without OTEL_SDK_DISABLED";
-    TRACING_ENABLED: bool = false, "export traces over OTLP" .often_set();
+    TRACING_ENABLED: bool = "false", "export traces over OTLP" .often_set();
     TRACING_SERVICE_NAME: String = "RateLimit", "service.name of traces; takes precedence over OTEL_SERVICE_NAME";
-    TRACING_SERVICE_NAMESPACE: Option<String> = None, "service.namespace of traces";
-    TRACING_SERVICE_INSTANCE_ID: Option<String> = None, "service.instance.id of traces; empty: a random one";
-    TRACING_EXPORTER_PROTOCOL: OtlpProtocol = OtlpProtocol::Http,
+    TRACING_SERVICE_NAMESPACE: Option<String> = "", "service.namespace of traces";
+    TRACING_SERVICE_INSTANCE_ID: Option<String> = "", "service.instance.id of traces; empty: a random one";
+    TRACING_EXPORTER_PROTOCOL: OtlpProtocol = "http",
         "protocol of the collector; takes precedence over OTEL_EXPORTER_OTLP_PROTOCOL";
-    TRACING_SAMPLING_RATE: f64 = 1.0,
+    TRACING_SAMPLING_RATE: f64 = "1",
         "share of the traces started here that is sampled; takes precedence over OTEL_TRACES_SAMPLER"
-        .with_allowed(ZERO_TO_ONE) .differs_when(Condition::Never, "a number outside of 0 to 1 prevents the start");
-    TOLLKEEPER_TRACE_DESCRIPTORS: bool = false,
+        .within("0 to 1") .differs_when(Condition::Never, "a number outside of 0 to 1 prevents the start");
+    TOLLKEEPER_TRACE_DESCRIPTORS: bool = "false",
         "record descriptors in spans; they may identify persons";
-    OTEL_SDK_DISABLED: bool = false, "turn off traces and metrics over OTLP";
-    OTEL_SERVICE_NAME: Option<String> = None, "service.name of traces";
+    OTEL_SDK_DISABLED: bool = "false", "turn off traces and metrics over OTLP";
+    OTEL_SERVICE_NAME: Option<String> = "", "service.name of traces";
     OTEL_RESOURCE_ATTRIBUTES: String = "", "resource attributes of traces: k=v,k=v";
-    OTEL_EXPORTER_OTLP_ENDPOINT: Option<SecretUrl> = None,
+    OTEL_EXPORTER_OTLP_ENDPOINT: Option<SecretUrl> = "",
         "URL of the collector; not set: http://localhost:4318, or port 4317 over gRPC" .often_set();
-    OTEL_EXPORTER_OTLP_TRACES_ENDPOINT: Option<SecretUrl> = None,
+    OTEL_EXPORTER_OTLP_TRACES_ENDPOINT: Option<SecretUrl> = "",
         "URL of the collector for traces; over HTTP with the whole path";
-    OTEL_EXPORTER_OTLP_PROTOCOL: Option<OtelProtocol> = None, "protocol of the collector"
+    OTEL_EXPORTER_OTLP_PROTOCOL: Option<OtelProtocol> = "", "protocol of the collector"
         .only_read("with TRACING_ENABLED=true and without TRACING_EXPORTER_PROTOCOL");
-    OTEL_EXPORTER_OTLP_TRACES_PROTOCOL: Option<OtelProtocol> = None, "protocol of the collector for traces"
+    OTEL_EXPORTER_OTLP_TRACES_PROTOCOL: Option<OtelProtocol> = "", "protocol of the collector for traces"
         .only_read("with TRACING_ENABLED=true and without TRACING_EXPORTER_PROTOCOL");
-    OTEL_EXPORTER_OTLP_HEADERS: Option<Secret> = None, "headers of export requests: k=v,k=v";
-    OTEL_EXPORTER_OTLP_TRACES_HEADERS: Option<Secret> = None, "headers of export requests for traces: k=v,k=v";
-    OTEL_EXPORTER_OTLP_TIMEOUT: u64 = 10_000, "time limit of an export request, in milliseconds"
-        .with_allowed(UP_TO_AN_HOUR_MS);
-    OTEL_EXPORTER_OTLP_TRACES_TIMEOUT: Option<u64> = None,
-        "time limit of an export request for traces, in milliseconds" .with_allowed(UP_TO_AN_HOUR_MS);
-    OTEL_EXPORTER_OTLP_COMPRESSION: Option<Compression> = None, "compression of export requests";
-    OTEL_EXPORTER_OTLP_TRACES_COMPRESSION: Option<Compression> = None, "compression of export requests for traces";
-    OTEL_EXPORTER_OTLP_CERTIFICATE: Option<PathBuf> = None,
+    OTEL_EXPORTER_OTLP_HEADERS: Option<Secret> = "", "headers of export requests: k=v,k=v";
+    OTEL_EXPORTER_OTLP_TRACES_HEADERS: Option<Secret> = "", "headers of export requests for traces: k=v,k=v";
+    OTEL_EXPORTER_OTLP_TIMEOUT: u64 = "10000", "time limit of an export request, in milliseconds"
+        .within("1 to 3600000");
+    OTEL_EXPORTER_OTLP_TRACES_TIMEOUT: Option<u64> = "",
+        "time limit of an export request for traces, in milliseconds" .within("1 to 3600000");
+    OTEL_EXPORTER_OTLP_COMPRESSION: Option<Compression> = "", "compression of export requests";
+    OTEL_EXPORTER_OTLP_TRACES_COMPRESSION: Option<Compression> = "", "compression of export requests for traces";
+    OTEL_EXPORTER_OTLP_CERTIFICATE: Option<PathBuf> = "",
         "CA certificates for the collector, PEM file, instead of the system's";
-    OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE: Option<PathBuf> = None, "the same for traces";
-    OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE: Option<PathBuf> = None, "client certificate for the collector, PEM file";
-    OTEL_EXPORTER_OTLP_TRACES_CLIENT_CERTIFICATE: Option<PathBuf> = None, "the same for traces";
-    OTEL_EXPORTER_OTLP_CLIENT_KEY: Option<PathBuf> = None, "private key of the client certificate, PEM file";
-    OTEL_EXPORTER_OTLP_TRACES_CLIENT_KEY: Option<PathBuf> = None, "the same for traces";
-    OTEL_EXPORTER_OTLP_INSECURE: bool = false, "connect to the collector without TLS"
+    OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE: Option<PathBuf> = "", "the same for traces";
+    OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE: Option<PathBuf> = "", "client certificate for the collector, PEM file";
+    OTEL_EXPORTER_OTLP_TRACES_CLIENT_CERTIFICATE: Option<PathBuf> = "", "the same for traces";
+    OTEL_EXPORTER_OTLP_CLIENT_KEY: Option<PathBuf> = "", "private key of the client certificate, PEM file";
+    OTEL_EXPORTER_OTLP_TRACES_CLIENT_KEY: Option<PathBuf> = "", "the same for traces";
+    OTEL_EXPORTER_OTLP_INSECURE: bool = "false", "connect to the collector without TLS"
         .has_no_effect_with_notice_when(Condition::True, "the URL decides, by http:// or https://");
-    OTEL_EXPORTER_OTLP as "OTEL_EXPORTER_OTLP_*": Option<Secret> = None, "other settings of OTLP exporters"
+    OTEL_EXPORTER_OTLP as "OTEL_EXPORTER_OTLP_*": Option<Secret> = "", "other settings of OTLP exporters"
         .has_no_effect_with_notice_when(Condition::NotEmpty, "it is not for traces, logs or metrics, or not known");
-    OTEL_TRACES_SAMPLER: Option<OtelSampler> = None, "sampler of traces; not set: TRACING_SAMPLING_RATE"
+    OTEL_TRACES_SAMPLER: Option<OtelSampler> = "", "sampler of traces; not set: TRACING_SAMPLING_RATE"
         .only_read("with TRACING_ENABLED=true and without OTEL_SDK_DISABLED and TRACING_SAMPLING_RATE");
-    OTEL_TRACES_SAMPLER_ARG: f64 = 1.0, "share of the traces that a traceidratio sampler keeps" .with_allowed(ZERO_TO_ONE)
+    OTEL_TRACES_SAMPLER_ARG: f64 = "1", "share of the traces that a traceidratio sampler keeps" .within("0 to 1")
         .only_read("with TRACING_ENABLED=true and OTEL_TRACES_SAMPLER=traceidratio or parentbased_traceidratio");
     OTEL_PROPAGATORS: TextList = "tracecontext,b3,b3multi",
         "formats of trace context in requests; W3C takes precedence over B3";
-    OTEL_BSP_MAX_QUEUE_SIZE: usize = 2048, "maximum number of queued spans; more are dropped and counted"
-        .with_allowed(IntRange::new(1, 1_000_000));
-    OTEL_BSP_MAX_EXPORT_BATCH_SIZE: usize = 512, "maximum number of spans in an export request"
-        .with_allowed(IntRange::new(1, 100_000));
-    OTEL_BSP_SCHEDULE_DELAY: u64 = 5000, "time that a span waits for others before export, in milliseconds"
-        .with_allowed(UP_TO_AN_HOUR_MS);
-    OTEL_BSP_EXPORT_TIMEOUT: u64 = 30_000, "see OTEL_EXPORTER_OTLP_TIMEOUT"
-        .with_allowed(UP_TO_AN_HOUR_MS) .has_no_effect_with_notice_when(Condition::Set, "OTEL_EXPORTER_OTLP_TIMEOUT applies instead");
+    OTEL_BSP_MAX_QUEUE_SIZE: usize = "2048", "maximum number of queued spans; more are dropped and counted"
+        .within("1 to 1000000");
+    OTEL_BSP_MAX_EXPORT_BATCH_SIZE: usize = "512", "maximum number of spans in an export request"
+        .within("1 to 100000");
+    OTEL_BSP_SCHEDULE_DELAY: u64 = "5000", "time that a span waits for others before export, in milliseconds"
+        .within("1 to 3600000");
+    OTEL_BSP_EXPORT_TIMEOUT: u64 = "30000", "see OTEL_EXPORTER_OTLP_TIMEOUT"
+        .within("1 to 3600000") .has_no_effect_with_notice_when(Condition::Set, "OTEL_EXPORTER_OTLP_TIMEOUT applies instead");
 }
 
 impl Choice for OtlpProtocol {
@@ -113,10 +109,7 @@ named_enum! {
     }
 }
 
-impl Choice for Compression {
-    const ACCEPTED_WORDS: WordTable<Self> = Self::ACCEPTED_WORDS;
-    const EMPTY_IS_UNSET: bool = true;
-}
+choices! { Compression: EMPTY_IS_UNSET }
 
 /// Sampler in OpenTelemetry's words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -333,20 +326,8 @@ impl CollectorTls {
         let certificates = [signal.client_certificate, &OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE];
         let certificate = first_set_pem_file(values, certificates);
         let key = first_set_pem_file(values, [signal.client_key, &OTEL_EXPORTER_OTLP_CLIENT_KEY]);
-        let client = match (certificate, key) {
-            (Some(certificate), Some(key)) => Some(ClientCertificate { certificate, key }),
-            (None, None) => None,
-            (Some(PemFile { setting, .. }), None) => {
-                let fix = "give OTEL_EXPORTER_OTLP_CLIENT_KEY too";
-                values.add_problem_with_name(setting, "a certificate without its key", fix);
-                None
-            }
-            (None, Some(PemFile { setting, .. })) => {
-                let fix = "give OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE too";
-                values.add_problem_with_name(setting, "a key without its certificate", fix);
-                None
-            }
-        };
+        let names = [OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE.name(), OTEL_EXPORTER_OTLP_CLIENT_KEY.name()];
+        let client = values.pair_certificate(certificate, key, names);
         Self { ca, client }
     }
 }

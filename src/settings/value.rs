@@ -13,29 +13,24 @@ use super::secret::shorten_for_message;
 
 /// A type of setting values.
 pub trait SettingValue: PartialEq + Sized + 'static {
-    /// The form of a default that a constant can hold, such as `&'static str` for a `String`.
-    type Default: Copy + Send + Sync + 'static;
-    /// The restriction of one setting, such as a range; `()` for types without one.
-    type AllowedValues: Copy + Send + Sync + 'static;
-    /// The restriction of a setting that declares none.
-    const UNRESTRICTED: Self::AllowedValues;
     /// Name of the type in the documentation; empty if the allowed values say it.
     const TYPE_NAME: &'static str;
+    /// Range of a setting that declares none; empty if every value is allowed.
+    const RANGE: &'static str = "";
     /// `true` if the empty text means that the setting is not set.
     const EMPTY_IS_UNSET: bool = false;
 
-    /// Parses `text`.
-    fn parse(text: &str, allowed: &Self::AllowedValues) -> Result<Self, InvalidSetting>;
+    /// Parses `text`, of a value in `range`.
+    fn parse(text: &str, range: &str) -> Result<Self, InvalidSetting>;
 
-    /// Converts a declared default to a value.
-    fn from_default(default: Self::Default) -> Self;
+    /// Parses a declared default.
+    fn from_default(default: &str, range: &str) -> Self {
+        Self::parse(default, range).expect("a test parses all defaults")
+    }
 
-    /// Formats a declared default as it would be written in the environment.
-    fn default_text(default: Self::Default) -> String;
-
-    /// Describes the allowed values, such as `0 to 65535`; `None` if there is no restriction to mention.
-    fn allowed_values_text(_allowed: &Self::AllowedValues) -> Option<String> {
-        None
+    /// Describes the allowed values, such as `0 to 65535`; empty if there is no restriction to mention.
+    fn describe_allowed_values(range: &str) -> String {
+        range.to_owned()
     }
 
     /// Formats the text of a variable for messages: on one line, at most 100 characters, without secrets.
@@ -46,25 +41,19 @@ pub trait SettingValue: PartialEq + Sized + 'static {
 
 /// A value that may be missing: a setting without a default, or one whose empty text means "not set".
 impl<T: SettingValue> SettingValue for Option<T> {
-    type Default = Option<T::Default>;
-    type AllowedValues = T::AllowedValues;
-    const UNRESTRICTED: T::AllowedValues = T::UNRESTRICTED;
     const TYPE_NAME: &'static str = T::TYPE_NAME;
+    const RANGE: &'static str = T::RANGE;
 
-    fn parse(text: &str, allowed: &T::AllowedValues) -> Result<Self, InvalidSetting> {
-        if T::EMPTY_IS_UNSET && text.is_empty() { Ok(None) } else { T::parse(text, allowed).map(Some) }
+    fn parse(text: &str, range: &str) -> Result<Self, InvalidSetting> {
+        if T::EMPTY_IS_UNSET && text.is_empty() { Ok(None) } else { T::parse(text, range).map(Some) }
     }
 
-    fn from_default(default: Option<T::Default>) -> Self {
-        default.map(T::from_default)
+    fn from_default(default: &str, range: &str) -> Self {
+        if default.is_empty() { None } else { Some(T::from_default(default, range)) }
     }
 
-    fn default_text(default: Option<T::Default>) -> String {
-        default.map(T::default_text).unwrap_or_default()
-    }
-
-    fn allowed_values_text(allowed: &T::AllowedValues) -> Option<String> {
-        T::allowed_values_text(allowed)
+    fn describe_allowed_values(range: &str) -> String {
+        T::describe_allowed_values(range)
     }
 
     fn format_for_message(text: &str) -> String {
@@ -79,27 +68,30 @@ pub type WordTable<T> = &'static [(&'static str, T)];
 ///
 /// Enums take their words from `named_enum!`, where other parts of the program find them too.
 pub trait Choice: Copy + PartialEq + Send + Sync + 'static {
-    /// The words that are accepted, with what each stands for; the first word of a value is its name.
+    /// The words that are accepted, with what each stands for.
     const ACCEPTED_WORDS: WordTable<Self>;
     /// `true` if words are accepted only in the case of `ACCEPTED_WORDS`.
     const CASE_SENSITIVE: bool = false;
     /// `true` if the empty text means that the setting is not set.
     const EMPTY_IS_UNSET: bool = false;
-
-    /// Returns the word for this value.
-    fn word(self) -> &'static str {
-        Self::ACCEPTED_WORDS.iter().find(|(_, value)| *value == self).map(|(word, _)| *word).unwrap_or_default()
-    }
 }
 
+/// Makes enums of `named_enum!` choices; `Type: CASE_SENSITIVE` sets a constant of `Choice` to `true`.
+macro_rules! choices {
+    ($($type:ty $(: $flag:ident)?),+) => {$(
+        impl $crate::settings::value::Choice for $type {
+            const ACCEPTED_WORDS: $crate::settings::value::WordTable<Self> = Self::ACCEPTED_WORDS;
+            $(const $flag: bool = true;)?
+        }
+    )+};
+}
+pub(crate) use choices;
+
 impl<T: Choice> SettingValue for T {
-    type Default = T;
-    type AllowedValues = ();
-    const UNRESTRICTED: () = ();
     const TYPE_NAME: &'static str = "";
     const EMPTY_IS_UNSET: bool = <T as Choice>::EMPTY_IS_UNSET;
 
-    fn parse(text: &str, _: &()) -> Result<Self, InvalidSetting> {
+    fn parse(text: &str, _: &str) -> Result<Self, InvalidSetting> {
         let is_same = |word: &str| if T::CASE_SENSITIVE { word == text } else { word.eq_ignore_ascii_case(text) };
         let known = T::ACCEPTED_WORDS.iter().find(|(word, _)| is_same(word)).map(|(_, value)| *value);
         known.ok_or_else(|| match text {
@@ -108,16 +100,8 @@ impl<T: Choice> SettingValue for T {
         })
     }
 
-    fn from_default(default: T) -> Self {
-        default
-    }
-
-    fn default_text(default: T) -> String {
-        default.word().to_owned()
-    }
-
-    fn allowed_values_text(_: &()) -> Option<String> {
-        Some(list_words::<T>())
+    fn describe_allowed_values(_: &str) -> String {
+        list_words::<T>()
     }
 }
 

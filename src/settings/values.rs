@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::pem::PemFile;
+use super::pem::{ClientCertificate, PemFile};
 use super::problem::{InvalidSetting, Notice, SettingProblem};
 use super::setting::{AnySetting, Setting, Support};
 use super::value::SettingValue;
@@ -155,6 +155,34 @@ impl Values {
     /// Returns the file that `setting` names.
     pub(crate) fn pem_file(&self, setting: &Setting<Option<PathBuf>>) -> Option<PemFile> {
         self.get(setting).map(|path| PemFile { setting: setting.name(), path })
+    }
+
+    /// Returns the certificate and key that two settings name; one without the other is a problem.
+    pub(crate) fn certificate_with_key(
+        &mut self,
+        certificate: &Setting<Option<PathBuf>>,
+        key: &Setting<Option<PathBuf>>,
+    ) -> Option<ClientCertificate> {
+        let names = [certificate.name(), key.name()];
+        let (certificate, key) = (self.pem_file(certificate), self.pem_file(key));
+        self.pair_certificate(certificate, key, names)
+    }
+
+    /// Pairs a certificate with its key; adds a problem with the variable called `names` that is missing.
+    pub(crate) fn pair_certificate(
+        &mut self,
+        certificate: Option<PemFile>,
+        key: Option<PemFile>,
+        names: [&'static str; 2],
+    ) -> Option<ClientCertificate> {
+        let (lone, missing) = match (certificate, key) {
+            (Some(certificate), Some(key)) => return Some(ClientCertificate { certificate, key }),
+            (None, None) => return None,
+            (Some(certificate), None) => (certificate, names[1]),
+            (None, Some(key)) => (key, names[0]),
+        };
+        self.add_problem_with_name(lone.setting, format!("set without {missing}"), "give both or none");
+        None
     }
 
     /// Returns `true` if the variable is set and its value is used.

@@ -13,7 +13,6 @@ use super::pem::{ClientCertificate, PemFile};
 use super::rules::{CONFIG_TYPE, RuleSourceKind};
 use super::secret::Secret;
 use super::setting::{Condition, settings};
-use super::value::number::FloatRange;
 use super::value::text::SecretUrl;
 use super::values::Values;
 
@@ -21,28 +20,28 @@ settings! { "Rules over xDS", only read "with CONFIG_TYPE=GRPC_XDS_SOTW";
     CONFIG_GRPC_XDS_NODE_ID: String = "default", "node id, by which the control plane selects the rules";
     CONFIG_GRPC_XDS_NODE_METADATA: String = "", "node metadata: k=v,k=v";
     CONFIG_GRPC_XDS_SERVER_URL: SecretUrl = "localhost:18000", "host:port of the xDS server" .often_set();
-    CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL: Duration = Duration::from_secs(3), "time between connection attempts"
+    CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL: Duration = "3s", "time between connection attempts"
         .has_no_effect_with_notice_when(Condition::NotEmpty, "the delays of XDS_CLIENT_BACKOFF_* apply, as in envoyproxy/ratelimit");
-    CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS: Option<Secret> = None, "headers of the stream: k:v,k:v";
-    CONFIG_GRPC_XDS_SERVER_USE_TLS: bool = false, "connect over TLS";
-    CONFIG_GRPC_XDS_CLIENT_TLS_CERT: Option<PathBuf> = None,
+    CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS: Option<Secret> = "", "headers of the stream: k:v,k:v";
+    CONFIG_GRPC_XDS_SERVER_USE_TLS: bool = "false", "connect over TLS";
+    CONFIG_GRPC_XDS_CLIENT_TLS_CERT: Option<PathBuf> = "",
         "client certificate for the xDS server, PEM file; read for each connection" .only_read("with CONFIG_TYPE=GRPC_XDS_SOTW and CONFIG_GRPC_XDS_SERVER_USE_TLS=true");
-    CONFIG_GRPC_XDS_CLIENT_TLS_KEY: Option<PathBuf> = None, "private key of the client certificate, PEM file"
+    CONFIG_GRPC_XDS_CLIENT_TLS_KEY: Option<PathBuf> = "", "private key of the client certificate, PEM file"
         .only_read("with CONFIG_TYPE=GRPC_XDS_SOTW and CONFIG_GRPC_XDS_SERVER_USE_TLS=true");
-    CONFIG_GRPC_XDS_SERVER_TLS_CACERT: Option<PathBuf> = None,
+    CONFIG_GRPC_XDS_SERVER_TLS_CACERT: Option<PathBuf> = "",
         "CA certificates for the xDS server, PEM file; trusted beside the system's" .only_read("with CONFIG_TYPE=GRPC_XDS_SOTW and CONFIG_GRPC_XDS_SERVER_USE_TLS=true");
-    CONFIG_GRPC_XDS_SERVER_TLS_SAN: Option<String> = None,
+    CONFIG_GRPC_XDS_SERVER_TLS_SAN: Option<String> = "",
         "name that the certificate of the xDS server must hold, instead of the host" .only_read("with CONFIG_TYPE=GRPC_XDS_SOTW and CONFIG_GRPC_XDS_SERVER_USE_TLS=true");
-    XDS_CLIENT_BACKOFF_INITIAL_INTERVAL: Duration = Duration::from_millis(600), "first delay after a lost stream"
+    XDS_CLIENT_BACKOFF_INITIAL_INTERVAL: Duration = "600ms", "first delay after a lost stream"
         .differs_when(Condition::Never, "10s in envoyproxy/ratelimit");
-    XDS_CLIENT_BACKOFF_MAX_INTERVAL: Duration = Duration::from_secs(3), "longest delay after a lost stream"
+    XDS_CLIENT_BACKOFF_MAX_INTERVAL: Duration = "3s", "longest delay after a lost stream"
         .differs_when(Condition::Never, "60s in envoyproxy/ratelimit");
-    XDS_CLIENT_BACKOFF_RANDOM_FACTOR: f64 = 0.66, "share of a delay by which it varies"
-        .with_allowed(FloatRange::new(0.0, 1.0));
-    XDS_CLIENT_BACKOFF_JITTER: bool = true, "randomize the delays";
-    XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES: i64 = 0, "maximum size of a message; 0 means 64 MiB"
+    XDS_CLIENT_BACKOFF_RANDOM_FACTOR: f64 = "0.66", "share of a delay by which it varies"
+        .within("0 to 1");
+    XDS_CLIENT_BACKOFF_JITTER: bool = "true", "randomize the delays";
+    XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES: i64 = "0", "maximum size of a message; 0 means 64 MiB"
         .differs_when(Condition::Never, "0 means 4 MiB in envoyproxy/ratelimit");
-    TOLLKEEPER_XDS_CACHE: Option<PathBuf> = None,
+    TOLLKEEPER_XDS_CACHE: Option<PathBuf> = "",
         "file that keeps the last accepted rules, for a start while the control plane is away";
 }
 
@@ -202,26 +201,11 @@ fn read_tls(values: &mut Values) -> Option<XdsTls> {
         return None;
     }
     let ca = values.pem_file(&CONFIG_GRPC_XDS_SERVER_TLS_CACERT);
-    let certificate = values.pem_file(&CONFIG_GRPC_XDS_CLIENT_TLS_CERT);
-    let key = values.pem_file(&CONFIG_GRPC_XDS_CLIENT_TLS_KEY);
     let san = values.get(&CONFIG_GRPC_XDS_SERVER_TLS_SAN);
     if san.as_deref().is_some_and(|name| ServerName::try_from(name).is_err()) {
         let what = "not a name that a certificate can hold";
         values.add_problem(&CONFIG_GRPC_XDS_SERVER_TLS_SAN, what, "give one DNS name, without a wildcard");
     }
-    let client = match (certificate, key) {
-        (Some(certificate), Some(key)) => Some(ClientCertificate { certificate, key }),
-        (None, None) => None,
-        (Some(_), None) => {
-            let fix = "give CONFIG_GRPC_XDS_CLIENT_TLS_KEY";
-            values.add_problem(&CONFIG_GRPC_XDS_CLIENT_TLS_CERT, "the certificate has no key", fix);
-            None
-        }
-        (None, Some(_)) => {
-            let fix = "give CONFIG_GRPC_XDS_CLIENT_TLS_CERT";
-            values.add_problem(&CONFIG_GRPC_XDS_CLIENT_TLS_KEY, "the key has no certificate", fix);
-            None
-        }
-    };
+    let client = values.certificate_with_key(&CONFIG_GRPC_XDS_CLIENT_TLS_CERT, &CONFIG_GRPC_XDS_CLIENT_TLS_KEY);
     Some(XdsTls { ca, client, san })
 }

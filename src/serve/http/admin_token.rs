@@ -20,10 +20,8 @@ use axum::response::Response;
 
 use super::app_state::AppState;
 use super::response::{respond_error, respond_text};
-use crate::settings::listeners::AdminToken;
-use crate::settings::listeners::TOLLKEEPER_ADMIN_TOKEN_FILE;
+use crate::settings::credentials::{CredentialFile, SecretSource};
 use crate::settings::problem::UnusableSetting;
-use crate::settings::setting::AnySetting as _;
 use crate::telemetry::log_throttle::LogThrottle;
 use crate::telemetry::logs::AUDIT_TARGET;
 
@@ -121,10 +119,10 @@ async fn authenticate_request(state: &AppState, headers: &HeaderMap) -> Result<(
 }
 
 /// Hash of the configured token; an error names the setting.
-async fn hash_configured_token(token: &AdminToken) -> Result<blake3::Hash, String> {
+async fn hash_configured_token(token: &SecretSource) -> Result<blake3::Hash, String> {
     let path = match token {
-        AdminToken::Text(token) => return Ok(blake3::hash(token.reveal().as_bytes())),
-        AdminToken::File(path) => path.clone(),
+        SecretSource::Text(token) => return Ok(blake3::hash(token.reveal().as_bytes())),
+        SecretSource::File(file) => file.path.clone(),
     };
     match tokio::task::spawn_blocking(move || hash_token_file(&path)).await {
         Ok(read) => read.map_err(|reason| format!("TOLLKEEPER_ADMIN_TOKEN_FILE: {reason}")),
@@ -136,17 +134,16 @@ async fn hash_configured_token(token: &AdminToken) -> Result<blake3::Hash, Strin
 fn hash_token_file(path: &Path) -> Result<blake3::Hash, String> {
     let file = std::fs::read(path).map_err(|error| error.to_string())?;
     match file.trim_ascii() {
-        token if token.len() < AdminToken::MIN_TOKEN_BYTES => Err("the token in the file is too short".to_owned()),
+        token if token.len() < SecretSource::MIN_BYTES => Err("the token in the file is too short".to_owned()),
         token if token.len() > MAX_TOKEN_FILE_BYTES => Err("the file is too large for a token".to_owned()),
         token => Ok(blake3::hash(token)),
     }
 }
 
 /// Problem with the file of a token, if there is one.
-pub fn find_unusable_token_file(token: &AdminToken) -> Option<UnusableSetting> {
-    let AdminToken::File(path) = token else { return None };
+pub fn find_unusable_token_file(token: &SecretSource) -> Option<UnusableSetting> {
+    let SecretSource::File(CredentialFile { setting, path }) = token else { return None };
     let what = hash_token_file(path).err()?;
-    let setting = TOLLKEEPER_ADMIN_TOKEN_FILE.name();
     Some(UnusableSetting { setting, shown: path.display().to_string(), what })
 }
 

@@ -12,7 +12,7 @@ use super::page_builder::PageBuilder;
 use crate::serve::blocks::SharedBlocks;
 use crate::serve::fleet::member::FleetMembership;
 use crate::serve::metrics_collector::MetricsCollector;
-use crate::settings::listeners::AdminToken;
+use crate::settings::credentials::SecretSource;
 use crate::settings::metrics::PROMETHEUS_MAPPER_YAML;
 use crate::settings::metrics::PrometheusSettings;
 use crate::settings::problem::UnusableSetting;
@@ -40,7 +40,7 @@ pub struct AppState {
     /// Page for Prometheus; `None` if it is off.
     pub prometheus_page: Option<Arc<PrometheusPageConfig>>,
     /// Token for pages that change state or show keys; `None` switches these pages off.
-    pub admin_token: Option<AdminToken>,
+    pub admin_token: Option<SecretSource>,
 }
 
 /// Path and options of the page for Prometheus.

@@ -20,7 +20,7 @@ use crate::rules::{defaults_file, xds};
 use crate::serve::http::admin_token;
 use crate::serve::http::app_state::{self, PrometheusPageConfig};
 use crate::settings::Settings;
-use crate::settings::decision_log::HashKey;
+use crate::settings::credentials::SecretSource;
 use crate::settings::problem::UnusableSetting;
 use crate::settings::secret::Secret;
 use crate::settings::tracing::TracingSettings;
@@ -66,7 +66,7 @@ impl StartupResources {
         let metric_exporter = take_value(&mut errors, metric_exporter.transpose().map_err(Some)).flatten();
         let values = settings.decision_log.as_ref().map(log::check_sinks_and_build_value_form).transpose();
         let values = take_value(&mut errors, values);
-        let secret = settings.fleet.secret.as_ref().map(HashKey::load_secret).transpose();
+        let secret = settings.fleet.secret.as_ref().map(SecretSource::load_secret).transpose();
         // If the decision log failed, it has already reported the same key file.
         let secret = secret.map_err(|unusable| values.is_some().then_some(unusable));
         let fleet_secret = take_value(&mut errors, secret).flatten();

@@ -12,8 +12,8 @@ use crate::settings::credentials::Credentials;
 use crate::settings::problem::InvalidSetting;
 use crate::settings::secret::Secret;
 use crate::settings::setting::{AnySetting as _, Setting};
+use crate::settings::value::choices;
 use crate::settings::value::text::SecretUrl;
-use crate::settings::value::{Choice, WordTable};
 use crate::settings::values::Values;
 
 named_enum! {
@@ -27,9 +27,7 @@ named_enum! {
     }
 }
 
-impl Choice for SocketKind {
-    const ACCEPTED_WORDS: WordTable<Self> = Self::ACCEPTED_WORDS;
-}
+choices! { SocketKind }
 
 named_enum! {
     /// Kind of a Redis deployment.
@@ -58,9 +56,7 @@ impl DeploymentKind {
     }
 }
 
-impl Choice for DeploymentKind {
-    const ACCEPTED_WORDS: WordTable<Self> = Self::ACCEPTED_WORDS;
-}
+choices! { DeploymentKind }
 
 /// The variables that locate a deployment.
 pub(crate) struct AddressVariables {

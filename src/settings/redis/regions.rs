@@ -13,7 +13,6 @@ use super::deployment::{DeploymentSettings, DeploymentVariables};
 use crate::settings::cloud_identity::TokenCloud;
 use crate::settings::setting::{AnySetting, settings};
 use crate::settings::tls::StoreTlsVariables;
-use crate::settings::value::number::IntRange;
 use crate::settings::value::text::{SecretUrl, TextList};
 use crate::settings::values::Values;
 
@@ -23,20 +22,20 @@ settings! { "Regions", only read "with TOLLKEEPER_REGION";
         "names of all regions, this one included, 2 to 64; must be equal in all regions, in any order";
     TOLLKEEPER_GLOBAL_REDIS_URL: SecretUrl = "",
         "Redis that all regions reach, in the form of REDIS_URL (rediss:// is TLS); no response waits for it";
-    TOLLKEEPER_GLOBAL_REDIS_TYPE: DeploymentKind = DeploymentKind::Single, "kind of deployment";
-    TOLLKEEPER_GLOBAL_REDIS_AUTH_FILE: Option<PathBuf> = None, "file that holds password or user:password";
-    TOLLKEEPER_GLOBAL_REDIS_AWS_IAM_AUTH: bool = false, "REDIS_AWS_IAM_AUTH for it, and so on";
+    TOLLKEEPER_GLOBAL_REDIS_TYPE: DeploymentKind = "SINGLE", "kind of deployment";
+    TOLLKEEPER_GLOBAL_REDIS_AUTH_FILE: Option<PathBuf> = "", "file that holds password or user:password";
+    TOLLKEEPER_GLOBAL_REDIS_AWS_IAM_AUTH: bool = "false", "REDIS_AWS_IAM_AUTH for it, and so on";
     TOLLKEEPER_GLOBAL_REDIS_AWS_IAM_CACHE_NAME: String = "", "name of the cache or cluster";
     TOLLKEEPER_GLOBAL_REDIS_AWS_IAM_USER_ID: String = "", "id of the user";
     TOLLKEEPER_GLOBAL_REDIS_AWS_IAM_REGION: String = "", "region of the cache; empty: AWS_REGION";
-    TOLLKEEPER_GLOBAL_REDIS_AWS_IAM_SERVERLESS: bool = false, "the cache is serverless";
-    TOLLKEEPER_GLOBAL_REDIS_IDENTITY: TokenCloud = TokenCloud::None, "TOLLKEEPER_REDIS_IDENTITY for it";
-    TOLLKEEPER_GLOBAL_REDIS_SENTINEL_AUTH_FILE: Option<PathBuf> = None,
+    TOLLKEEPER_GLOBAL_REDIS_AWS_IAM_SERVERLESS: bool = "false", "the cache is serverless";
+    TOLLKEEPER_GLOBAL_REDIS_IDENTITY: TokenCloud = "none", "TOLLKEEPER_REDIS_IDENTITY for it";
+    TOLLKEEPER_GLOBAL_REDIS_SENTINEL_AUTH_FILE: Option<PathBuf> = "",
         "file that holds password or user:password for its sentinels"
         .only_read("with TOLLKEEPER_REGION and TOLLKEEPER_GLOBAL_REDIS_TYPE=sentinel");
-    TOLLKEEPER_GLOBAL_REDIS_WAIT_REPLICAS: u32 = 0,
+    TOLLKEEPER_GLOBAL_REDIS_WAIT_REPLICAS: u32 = "0",
         "replicas of the global Redis that must know what a region holds before the region uses it (WAIT)"
-        .with_allowed(IntRange::new(0, 1));
+        .within("0 to 1");
 }
 
 /// Regions that share limits, and the Redis that all of them reach.

@@ -10,45 +10,23 @@ use crate::settings::problem::InvalidSetting;
 use crate::settings::secret::{SECRET_MASK, Secret, mask_credentials};
 
 impl SettingValue for String {
-    type Default = &'static str;
-    type AllowedValues = ();
-    const UNRESTRICTED: () = ();
     const TYPE_NAME: &'static str = "text";
     const EMPTY_IS_UNSET: bool = true;
 
-    fn parse(text: &str, _: &()) -> Result<Self, InvalidSetting> {
+    fn parse(text: &str, _: &str) -> Result<Self, InvalidSetting> {
         Ok(text.to_owned())
-    }
-
-    fn from_default(default: &'static str) -> Self {
-        default.to_owned()
-    }
-
-    fn default_text(default: &'static str) -> Self {
-        default.to_owned()
     }
 }
 
 impl SettingValue for PathBuf {
-    type Default = &'static str;
-    type AllowedValues = ();
-    const UNRESTRICTED: () = ();
     const TYPE_NAME: &'static str = "path";
     const EMPTY_IS_UNSET: bool = true;
 
-    fn parse(text: &str, _: &()) -> Result<Self, InvalidSetting> {
+    fn parse(text: &str, _: &str) -> Result<Self, InvalidSetting> {
         if text.contains('\0') {
             return Err(InvalidSetting::new("not a path", "remove the NUL character"));
         }
         Ok(text.into())
-    }
-
-    fn from_default(default: &'static str) -> Self {
-        default.into()
-    }
-
-    fn default_text(default: &'static str) -> String {
-        default.to_owned()
     }
 }
 
@@ -56,28 +34,11 @@ impl SettingValue for PathBuf {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TextList(pub Vec<String>);
 
-impl TextList {
-    fn split_at_commas(text: &str) -> Self {
-        Self(if text.trim().is_empty() { Vec::new() } else { text.split(',').map(str::to_owned).collect() })
-    }
-}
-
 impl SettingValue for TextList {
-    type Default = &'static str;
-    type AllowedValues = ();
-    const UNRESTRICTED: () = ();
     const TYPE_NAME: &'static str = "list: a,b";
 
-    fn parse(text: &str, _: &()) -> Result<Self, InvalidSetting> {
-        Ok(Self::split_at_commas(text))
-    }
-
-    fn from_default(default: &'static str) -> Self {
-        Self::split_at_commas(default)
-    }
-
-    fn default_text(default: &'static str) -> String {
-        default.to_owned()
+    fn parse(text: &str, _: &str) -> Result<Self, InvalidSetting> {
+        Ok(Self(if text.trim().is_empty() { Vec::new() } else { text.split(',').map(str::to_owned).collect() }))
     }
 }
 
@@ -86,13 +47,9 @@ impl SettingValue for TextList {
 pub struct TextMap(pub Vec<(String, String)>);
 
 impl SettingValue for TextMap {
-    /// The only default is the empty map.
-    type Default = ();
-    type AllowedValues = ();
-    const UNRESTRICTED: () = ();
     const TYPE_NAME: &'static str = "map: k:v,k:v";
 
-    fn parse(text: &str, _: &()) -> Result<Self, InvalidSetting> {
+    fn parse(text: &str, _: &str) -> Result<Self, InvalidSetting> {
         if text.trim().is_empty() {
             return Ok(Self::default());
         }
@@ -103,14 +60,6 @@ impl SettingValue for TextMap {
         let pairs = pairs.collect::<Option<Vec<_>>>();
         pairs.map(Self).ok_or_else(|| InvalidSetting::new("not a map", "give key:value,key:value"))
     }
-
-    fn from_default(_: ()) -> Self {
-        Self::default()
-    }
-
-    fn default_text(_: ()) -> String {
-        String::new()
-    }
 }
 
 /// The name of an HTTP header, which cannot end the header line or start another.
@@ -118,14 +67,11 @@ impl SettingValue for TextMap {
 pub struct HeaderName(pub String);
 
 impl SettingValue for HeaderName {
-    type Default = &'static str;
-    type AllowedValues = ();
-    const UNRESTRICTED: () = ();
     const TYPE_NAME: &'static str = "header name";
     const EMPTY_IS_UNSET: bool = true;
 
     /// Parses a field name by RFC 9110, section 5.1, of at most 256 bytes; spaces around it are removed.
-    fn parse(text: &str, _: &()) -> Result<Self, InvalidSetting> {
+    fn parse(text: &str, _: &str) -> Result<Self, InvalidSetting> {
         const MAX_HEADER_NAME_BYTES: usize = 256;
         let name = text.trim();
         let is_token = name.bytes().all(|b| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b));
@@ -134,76 +80,32 @@ impl SettingValue for HeaderName {
         }
         Ok(Self(name.to_owned()))
     }
-
-    fn from_default(default: &'static str) -> Self {
-        Self(default.to_owned())
-    }
-
-    fn default_text(default: &'static str) -> String {
-        default.to_owned()
-    }
 }
 
 impl SettingValue for Host {
-    /// The only default is the wildcard.
-    type Default = ();
-    type AllowedValues = ();
-    const UNRESTRICTED: () = ();
     const TYPE_NAME: &'static str = "host";
 
-    fn parse(text: &str, _: &()) -> Result<Self, InvalidSetting> {
+    fn parse(text: &str, _: &str) -> Result<Self, InvalidSetting> {
         let invalid = || InvalidSetting::new("not an address", "give an IP address or a host name, without a port");
         Self::parse(text).ok_or_else(invalid)
-    }
-
-    fn from_default(_: ()) -> Self {
-        Self::Wildcard
-    }
-
-    fn default_text(_: ()) -> String {
-        "0.0.0.0".to_owned()
     }
 }
 
 impl SettingValue for Address {
-    /// A port on all addresses of the machine.
-    type Default = u16;
-    type AllowedValues = ();
-    const UNRESTRICTED: () = ();
     const TYPE_NAME: &'static str = "host:port";
 
-    fn parse(text: &str, _: &()) -> Result<Self, InvalidSetting> {
+    fn parse(text: &str, _: &str) -> Result<Self, InvalidSetting> {
         let invalid = || InvalidSetting::new("not an address", "give host:port or :port, with a port of 0 to 65535");
         Self::parse(text).ok_or_else(invalid)
-    }
-
-    fn from_default(port: u16) -> Self {
-        Self { host: Host::Wildcard, port }
-    }
-
-    fn default_text(port: u16) -> String {
-        format!(":{port}")
     }
 }
 
 impl SettingValue for Secret {
-    /// A secret has no default.
-    type Default = ();
-    type AllowedValues = ();
-    const UNRESTRICTED: () = ();
     const TYPE_NAME: &'static str = "secret text";
     const EMPTY_IS_UNSET: bool = true;
 
-    fn parse(text: &str, _: &()) -> Result<Self, InvalidSetting> {
+    fn parse(text: &str, _: &str) -> Result<Self, InvalidSetting> {
         Ok(Self::new(text))
-    }
-
-    fn from_default(_: ()) -> Self {
-        Self::new("")
-    }
-
-    fn default_text(_: ()) -> String {
-        String::new()
     }
 
     fn format_for_message(text: &str) -> String {
@@ -223,22 +125,11 @@ impl SecretUrl {
 }
 
 impl SettingValue for SecretUrl {
-    type Default = &'static str;
-    type AllowedValues = ();
-    const UNRESTRICTED: () = ();
     const TYPE_NAME: &'static str = "address, may hold a secret";
     const EMPTY_IS_UNSET: bool = true;
 
-    fn parse(text: &str, _: &()) -> Result<Self, InvalidSetting> {
+    fn parse(text: &str, _: &str) -> Result<Self, InvalidSetting> {
         Ok(Self(Secret::new(text)))
-    }
-
-    fn from_default(default: &'static str) -> Self {
-        Self(Secret::new(default))
-    }
-
-    fn default_text(default: &'static str) -> String {
-        default.to_owned()
     }
 
     fn format_for_message(text: &str) -> String {

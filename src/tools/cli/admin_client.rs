@@ -4,15 +4,12 @@
 //!
 //! Decides: from where commands take the admin token.
 
-use std::fs::File;
-use std::io::Read as _;
-
 use super::client::{PageRequest, default_debug_address, describe_refusal, format_json_as_line, send_page_request};
 use super::print::{CommandOutcome, fail_if_unwritten, print_error, print_to_stdout};
 use crate::base::text::escape_unprintable;
 use crate::settings::Settings;
 use crate::settings::address::ConnectAddress;
-use crate::settings::listeners::AdminToken;
+use crate::settings::listeners::ADMIN_TOKEN_VARIABLES;
 use crate::settings::secret::Secret;
 
 /// Server that is called.
@@ -26,26 +23,13 @@ pub(super) struct AdminServerArgs {
     pub(super) json: bool,
 }
 
-/// Largest size of a token file in bytes, as for the server.
-const MAX_TOKEN_FILE_BYTES: u64 = 4096;
-
 /// Reads the admin token that the environment names.
 pub(super) fn read_admin_token() -> Result<Secret, String> {
-    let token = Settings::admin_token_from_env(std::env::vars_os()).map_err(|error| error.to_string())?;
-    match token {
-        None => Err("set TOLLKEEPER_ADMIN_TOKEN or TOLLKEEPER_ADMIN_TOKEN_FILE to the token of the server".to_owned()),
-        Some(AdminToken::Text(token)) => Ok(token),
-        Some(AdminToken::File(path)) => {
-            let mut text = String::new();
-            let read = File::open(&path).and_then(|file| file.take(MAX_TOKEN_FILE_BYTES).read_to_string(&mut text));
-            match read {
-                Ok(_) => Ok(Secret::new(text.trim())),
-                Err(error) => {
-                    Err(escape_unprintable(&format!("TOLLKEEPER_ADMIN_TOKEN_FILE: {}: {error}", path.display())))
-                }
-            }
-        }
-    }
+    let source = Settings::secret_from_env(std::env::vars_os(), &ADMIN_TOKEN_VARIABLES);
+    let Some(source) = source.map_err(|error| error.to_string())? else {
+        return Err("set TOLLKEEPER_ADMIN_TOKEN or TOLLKEEPER_ADMIN_TOKEN_FILE to the token of the server".to_owned());
+    };
+    source.load_secret().map_err(|error| escape_unprintable(&error.to_string()))
 }
 
 /// Calls the debug listener with the token of the environment.

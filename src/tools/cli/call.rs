@@ -27,7 +27,6 @@ use crate::base::text::escape_unprintable;
 use crate::base::text_table::{NumberAlignment, format_table};
 use crate::limit::period::period_in_words;
 use crate::settings::address::ConnectAddress;
-use crate::settings::value::number::DurationRange;
 
 /// Arguments of `call`.
 #[derive(Debug, clap::Args)]
@@ -151,7 +150,7 @@ fn shows_progress(args: &Args) -> bool {
 }
 
 fn parse_timeout(text: &str) -> Result<Duration, String> {
-    parse_duration(text, &DurationRange::new(Duration::from_micros(1), Duration::from_secs(3600)))
+    parse_duration(text, "1us to 1h")
 }
 
 /// Maximum number of responses in the table, without the last one.

@@ -366,7 +366,7 @@ fn metrics_mapper_has_regexes(settings: &Settings) -> bool {
 /// Finds the row of a variable, or adds one if the variable is not set.
 fn find_or_add_variable<'v>(variables: &'v mut Vec<VariableReport>, name: &str) -> &'v mut VariableReport {
     let index = variables.iter().position(|variable| variable.name == name).unwrap_or_else(|| {
-        let value = environment::find_setting(name).map(|setting| setting.default_text());
+        let value = environment::find_setting(name).map(|setting| setting.default_text().to_owned());
         let (name, disposition) = (name.to_owned(), "honoured");
         variables.push(VariableReport { name, value, disposition, prevents_start: false, why: None, fix: None });
         variables.len() - 1

@@ -15,7 +15,6 @@ use crate::base::pb::proto_json::request_from_json;
 use crate::base::pb::rate_limit_descriptor::Entry;
 use crate::base::pb::{RateLimitDescriptor, RateLimitRequest};
 use crate::settings::value::SettingValue as _;
-use crate::settings::value::number::DurationRange;
 
 /// Request flags.
 #[derive(Debug, clap::Args)]
@@ -132,6 +131,6 @@ fn escape_with_backslash(bytes: &[u8], special: &str) -> String {
 }
 
 /// Parses a duration of `range`. The error says what to write.
-pub fn parse_duration(text: &str, range: &DurationRange) -> Result<Duration, String> {
+pub fn parse_duration(text: &str, range: &str) -> Result<Duration, String> {
     Duration::parse(text, range).map_err(|invalid| format!("{}; {}", invalid.what, invalid.fix))
 }

@@ -20,7 +20,7 @@ use crate::settings::decision_log::{RedisStreamSettings, SinkSettings};
 use crate::settings::problem::SettingsError;
 use crate::settings::redis::deployment::URL_FLAG;
 use crate::settings::value::SettingValue as _;
-use crate::settings::value::number::{ByteSize, ByteSizeRange};
+use crate::settings::value::number::ByteSize;
 use crate::tools::replay::field_map::FieldMap;
 use crate::tools::replay::merge::MergedTraffic;
 use crate::tools::replay::source::{SourceOptions, TrafficLocation};
@@ -46,8 +46,8 @@ impl<E: std::error::Error> From<E> for CommandFailure {
 
 /// Parses `--memory`: bytes of counters, 1 MiB to 1 TiB.
 pub(super) fn parse_memory_size(text: &str) -> Result<ByteSize, String> {
-    const MEMORY_SIZE_RANGE: ByteSizeRange = ByteSizeRange::new(1 << 20, 1 << 40);
-    ByteSize::parse(text, &MEMORY_SIZE_RANGE).map_err(|invalid| format!("{}; {}", invalid.what, invalid.fix))
+    const MEMORY_SIZE_RANGE: &str = "1MiB to 1024GiB";
+    ByteSize::parse(text, MEMORY_SIZE_RANGE).map_err(|invalid| format!("{}; {}", invalid.what, invalid.fix))
 }
 
 /// Parses `NAME=FILE`.

@@ -24,7 +24,7 @@ use crate::decide::log::redis_stream::{EntryRange, StreamInput};
 use crate::decide::log::value_form::ValueForm;
 use crate::limit::request::Entry;
 use crate::settings::Settings;
-use crate::settings::value::number::DurationRange;
+use crate::settings::decision_log::HASH_KEY_VARIABLES;
 use crate::tools::replay::source::CountedInput;
 use crate::tools::why::asked_descriptor::{AskedDescriptor, format_entries};
 use crate::tools::why::bans_and_slots::{BanFacts, HeldSlot, HeldSlots};
@@ -81,8 +81,8 @@ Examples:
 Exit codes: 0 requests were found, 1 none were found or a log cannot be read, 2 invalid usage.";
 
 fn parse_window_duration(text: &str) -> Result<Duration, String> {
-    const WINDOW_RANGE: DurationRange = DurationRange::new(Duration::from_millis(1), Duration::from_secs(366 * 86_400));
-    parse_duration(text, &WINDOW_RANGE)
+    const WINDOW_RANGE: &str = "1ms to 8784h";
+    parse_duration(text, WINDOW_RANGE)
 }
 
 /// Shows the decisions on the descriptor.
@@ -125,7 +125,7 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
 
 /// Form of hashed values, if the environment has their key.
 fn read_hashed_value_form() -> Result<Option<ValueForm>, String> {
-    let key = Settings::value_hash_key_from_env(env::vars_os()).map_err(|error| error.to_string())?;
+    let key = Settings::secret_from_env(env::vars_os(), &HASH_KEY_VARIABLES).map_err(|error| error.to_string())?;
     let secret = key.map(|key| key.load_secret()).transpose().map_err(|error| error.to_string())?;
     Ok(secret.map(|secret| ValueForm::hashed_with(secret.reveal())))
 }

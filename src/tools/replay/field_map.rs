@@ -16,7 +16,6 @@ use super::recorded_request::{RecordedDescriptor, RecordedRequest};
 use crate::base::clock::{Time, to_micros};
 use crate::limit::request::Hits;
 use crate::settings::value::SettingValue as _;
-use crate::settings::value::number::DurationRange;
 
 /// A mapping file.
 #[derive(Clone, Debug, Deserialize)]
@@ -86,7 +85,7 @@ pub struct AbsentField {
 /// Delay that Envoy's default timeout of 20 ms leaves, in microseconds.
 const DEFAULT_MAX_DELAY_US: u64 = 18_000;
 /// Range of the longest delay.
-const MAX_RESPONSE_DELAY_RANGE: DurationRange = DurationRange::new(Duration::ZERO, Duration::from_secs(30));
+const MAX_RESPONSE_DELAY_RANGE: &str = "0 to 30s";
 
 impl FieldMap {
     /// Parses a mapping file.
@@ -127,7 +126,7 @@ impl FieldMap {
         }
         let max_delay_us = match file.max_delay {
             None => DEFAULT_MAX_DELAY_US,
-            Some(text) => Duration::parse(&text, &MAX_RESPONSE_DELAY_RANGE)
+            Some(text) => Duration::parse(&text, MAX_RESPONSE_DELAY_RANGE)
                 .map(to_micros)
                 .map_err(|invalid| format!("max_delay: {} ({})", invalid.what, invalid.fix))?,
         };

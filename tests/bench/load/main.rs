@@ -19,7 +19,6 @@ use tollkeeper::base::text::{escape_unprintable, to_pretty_json};
 use tollkeeper::base::text_table::{NumberAlignment, format_table};
 use tollkeeper::base::pb::proto_json::request_from_json;
 use tollkeeper::settings::address::ConnectAddress;
-use tollkeeper::settings::value::number::DurationRange;
 use tollkeeper::tools::cli::client::{ClientTls, TlsArgs, block_on, suggest_connection_fix};
 use tollkeeper::tools::cli::print::{
     CommandOutcome, fail_if_unwritten, format_latency, format_seconds, print_error, print_to_stderr_without_newline,
@@ -285,11 +284,11 @@ fn parse_rate(text: &str) -> Result<f64, String> {
 }
 
 fn parse_duration_up_to_a_day(text: &str) -> Result<Duration, String> {
-    parse_duration(text, &DurationRange::new(Duration::from_millis(1), Duration::from_secs(86_400)))
+    parse_duration(text, "1ms to 24h")
 }
 
 fn parse_duration_up_to_an_hour_or_zero(text: &str) -> Result<Duration, String> {
-    parse_duration(text, &DurationRange::new(Duration::from_millis(1), Duration::from_secs(3600)).allowing_zero())
+    parse_duration(text, "0 or 1ms to 1h")
 }
 
 fn parse_stated_limit(text: &str) -> Result<StatedLimit, String> {

@@ -240,8 +240,12 @@ fn settings_table_has_unique_names_and_typed_defaults() {
         assert!(!help.is_empty() && help.len() < 120 && !help.contains('|'), "{name}: {help}");
         let default = setting.default_text();
         if !default.is_empty() {
-            setting.validate(&default).unwrap_or_else(|invalid| panic!("{name}: {invalid:?}"));
-            assert!(!setting.overrides_default(&default), "{name}");
+            setting.validate(default).unwrap_or_else(|invalid| panic!("{name}: {invalid:?}"));
+            assert!(!setting.overrides_default(default), "{name}");
+        }
+        // The bounds of a range are parsed with a value.
+        for value in ["1", "1s"] {
+            let _ = setting.validate(value);
         }
     }
 }
@@ -356,7 +360,7 @@ fn each_variable_reaches_its_setting() {
 
 /// Parses a value of a setting without restrictions.
 fn parse<T: SettingValue>(text: &str) -> Result<T, String> {
-    T::parse(text, &T::UNRESTRICTED).map_err(|invalid| invalid.what)
+    T::parse(text, T::RANGE).map_err(|invalid| invalid.what)
 }
 
 #[test]
@@ -887,8 +891,8 @@ fn settings_of_the_control_plane_are_checked() {
     }
     let tls = ("CONFIG_GRPC_XDS_SERVER_USE_TLS", "true");
     let found = with(&[tls, ("CONFIG_GRPC_XDS_CLIENT_TLS_CERT", "/certs/tls.crt")]);
-    let alone = "CONFIG_GRPC_XDS_CLIENT_TLS_CERT=/certs/tls.crt: the certificate has no key";
-    assert_eq!(found, [format!("{alone}; give CONFIG_GRPC_XDS_CLIENT_TLS_KEY")]);
+    let alone = "CONFIG_GRPC_XDS_CLIENT_TLS_CERT=/certs/tls.crt: set without CONFIG_GRPC_XDS_CLIENT_TLS_KEY";
+    assert_eq!(found, [format!("{alone}; give both or none")]);
     let san = with(&[tls, ("CONFIG_GRPC_XDS_SERVER_TLS_SAN", "*.x")]);
     assert_eq!((san.len(), san[0].contains("without a wildcard")), (1, true), "{san:?}");
 }

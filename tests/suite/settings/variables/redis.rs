@@ -45,7 +45,7 @@ fn any_redis_setting_selects_redis() {
     for (name, _) in PEER.iter().filter(|(name, _)| name.starts_with("REDIS_")) {
         let setting = environment::find_setting(name).unwrap();
         let value = match setting.default_text() {
-            none if none.is_empty() => "/x".to_owned(),
+            "" => "/x",
             default => default,
         };
         assert!(matches!(read(&[(name, &value)]).store, StoreSettings::Redis(_)), "{name}={value}");

@@ -40,8 +40,8 @@ fn incomplete_tls_settings_stop_the_start_and_name_the_missing_one() {
             with(&[]),
             "GRPC_SERVER_USE_TLS=true: there is no certificate to serve with; give GRPC_SERVER_TLS_CERT and GRPC_SERVER_TLS_KEY",
         ),
-        (with(&[certificate]), "GRPC_SERVER_TLS_CERT=/tls.crt: the certificate has no key; give GRPC_SERVER_TLS_KEY"),
-        (with(&[key]), "GRPC_SERVER_TLS_KEY=/keys/tls.key: the key has no certificate; give GRPC_SERVER_TLS_CERT"),
+        (with(&[certificate]), "GRPC_SERVER_TLS_CERT=/tls.crt: set without GRPC_SERVER_TLS_KEY; give both or none"),
+        (with(&[key]), "GRPC_SERVER_TLS_KEY=/keys/tls.key: set without GRPC_SERVER_TLS_CERT; give both or none"),
         (
             with(&[certificate, key, ("GRPC_CLIENT_TLS_SAN", "a.b")]),
             "GRPC_CLIENT_TLS_SAN=a.b: clients are not required to present a certificate; give GRPC_CLIENT_TLS_CACERT, the CA that signed it",
@@ -60,7 +60,7 @@ fn incomplete_tls_settings_stop_the_start_and_name_the_missing_one() {
         ),
         (
             vec![("TOLLKEEPER_HTTP_TLS_CERT", "/a")],
-            "TOLLKEEPER_HTTP_TLS_CERT=/a: the certificate has no key; give TOLLKEEPER_HTTP_TLS_KEY",
+            "TOLLKEEPER_HTTP_TLS_CERT=/a: set without TOLLKEEPER_HTTP_TLS_KEY; give both or none",
         ),
         (
             vec![("TOLLKEEPER_HTTP_TLS_CLIENT_CACERT", "/a")],
