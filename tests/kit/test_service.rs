@@ -137,7 +137,7 @@ pub async fn decide_within(
     request: &Request<'_>,
     deadline: Duration,
 ) -> Result<TestResponse, AnswerError> {
-    decode::check_descriptor_count(request)?;
+    decode::check_descriptor_count(request, service.max_descriptors)?;
     let (rules, decider) = (service.rules.current_rules_owned(), &service.decider);
     let context = service.build_decision_context(rules.as_deref(), deadline);
     let decision = match decider.store.is_immediate() {

@@ -18,9 +18,9 @@ use crate::base::clock::Clock;
 use crate::decide::log::record::{EntryRecord, OverrideRecord};
 use crate::limit::request::{Descriptor, Entry, Hits, Request};
 use crate::serve::grpc::service::{DEFAULT_CALLER_DEADLINE, RateLimitService};
+use crate::serve::redis_stream::StreamReader;
 use crate::settings::fleet::FleetRedis;
 use crate::store::client::redis::key_connection::KeyCommandError;
-use crate::store::client::redis::stream_reader::StreamReader;
 use crate::telemetry::log_throttle::LogThrottle;
 
 /// Time before the current one at which reading of the stream begins, so that a new connection misses no entry.

@@ -4,7 +4,9 @@
 //! kept for a second, so that many who ask for it cost no more than one. Pages that take little are always new: they
 //! cost less than the connection that they come over.
 //!
-//! Decides: how many pages are built at once (`/metrics` too), how many wait, and how old one may be.
+//! Requests that wait are as few as the connections of operators (`serve::server::admission`).
+//!
+//! Decides: how many pages are built at once (`/metrics` too), and how old one may be.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -17,7 +19,7 @@ use axum::response::{IntoResponse as _, Response};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::sleep;
 
-use super::response::{respond_internal_error, respond_text};
+use super::response::respond_internal_error;
 use crate::base::sharded::lock_ignoring_poison;
 use crate::base::threads;
 
@@ -29,8 +31,6 @@ const CACHED_PAGE_LIFETIME: Duration = Duration::from_secs(1);
 const MAX_CACHED_PAGES: usize = 8;
 /// Maximum length of path and query of a cached page, in bytes; a page with longer ones is never cached.
 const MAX_CACHED_PATH_BYTES: usize = 512;
-/// Maximum number of requests that wait for a page.
-const MAX_WAITING_PAGE_REQUESTS: usize = 256;
 
 /// Body of a page, with its status, its media type and at most one further header.
 #[derive(Clone, Debug)]
@@ -50,19 +50,13 @@ pub struct Page {
 pub struct PageBuilder {
     /// Held by the page that is built.
     one_at_a_time: Arc<Semaphore>,
-    /// Places of requests that wait.
-    waiting: Arc<Semaphore>,
     /// Pages that took long, by path and query.
     kept: Arc<Mutex<HashMap<String, Page>>>,
 }
 
 impl Default for PageBuilder {
     fn default() -> Self {
-        Self {
-            one_at_a_time: Arc::new(Semaphore::new(1)),
-            waiting: Arc::new(Semaphore::new(MAX_WAITING_PAGE_REQUESTS)),
-            kept: Arc::default(),
-        }
+        Self { one_at_a_time: Arc::new(Semaphore::new(1)), kept: Arc::default() }
     }
 }
 
@@ -105,11 +99,6 @@ impl PageBuilder {
         if let Some(page) = self.find_cached_page(path.as_deref()) {
             return page.into_response();
         }
-        let Ok(_place) = self.waiting.try_acquire() else {
-            let mut response = respond_text(StatusCode::SERVICE_UNAVAILABLE, "too many pages wait; try again later\n");
-            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
-            return response;
-        };
         let Ok(permit) = Arc::clone(&self.one_at_a_time).acquire_owned().await else { return respond_internal_error() };
         // Another request for the same page may have waited before.
         if let Some(page) = self.find_cached_page(path.as_deref()) {

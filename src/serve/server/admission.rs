@@ -100,7 +100,7 @@ const HEALTH_CHECK_RESERVE: usize = 256;
 /// Maximum number of open connections of a listener for operators. Over HTTP/1, each holds one page at most.
 const MAX_OPERATOR_CONNECTIONS: usize = 64;
 /// The same of each client address, so that none keeps out the others, nor the probes.
-const MAX_OPERATOR_CONNECTIONS_PER_ADDRESS: usize = MAX_OPERATOR_CONNECTIONS / 2;
+const MAX_OPERATOR_CONNECTIONS_PER_ADDRESS: usize = 48;
 
 /// Start of the paths of health probes over gRPC.
 const HEALTH_SERVICE_PATH_PREFIX: &str = "/grpc.health.v1.Health/";

@@ -7,12 +7,12 @@
 //! task, so a slow one does not delay `accept`.
 //!
 //! Bytes of bodies over HTTP count towards the limits of `admission` while they are in memory, but for those of operators,
-//! who have few connections. The data of a response carries its count: hyper drops it when it is written, or when the
-//! connection ends.
+//! who have few connections. The bytes of a response carry their count: hyper drops them when they are written, or when
+//! the connection ends.
 //!
 //! Decides: when a connection is closed: age and jitter, idleness, slow handshake.
 //! Decides: HTTP/1 on the gRPC port, HTTP/2 on an HTTP port; which `Host` is valid (`has_valid_host`).
-//! Decides: HTTP clients that read nothing (`TOLLKEEPER_HEAD_TIMEOUT`, `TimeoutWriter`, `MemoryAccountedResponseBody`).
+//! Decides: HTTP clients that read nothing (`TOLLKEEPER_HEAD_TIMEOUT`, `TimeoutWriter`, `CountedBytes`).
 //! Decides: no file descriptor left for `accept`; streams of an HTTP/2 connection over HTTP; GOAWAY.
 
 use std::convert::Infallible;
@@ -29,7 +29,7 @@ use axum::http::{Request, Response, StatusCode, Version, header};
 use axum::response::IntoResponse as _;
 use axum::serve::Listener;
 use axum::{BoxError, Router, body};
-use bytes::{Buf, Bytes};
+use bytes::Bytes;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -278,8 +278,7 @@ where
 fn wrap_with_admission(
     pages: TowerToHyperService<Router>,
     connection: Arc<ConnectionPermit>,
-) -> impl Service<Request<Incoming>, Response = Response<MemoryAccountedResponseBody>, Error = Infallible, Future: Send>
-{
+) -> impl Service<Request<Incoming>, Response = Response<body::Body>, Error = Infallible, Future: Send> {
     service_fn(move |mut request: Request<Incoming>| {
         if let Some(address) = connection.peer {
             request.extensions_mut().insert(ClientAddress(address));
@@ -296,7 +295,7 @@ fn wrap_with_admission(
                 Ok((_permit, pages)) => answer_with_accounted_bodies(&pages, &connection, request).await,
                 Err(rejection) => rejection.into_response(),
             };
-            Ok(reserve_response_bytes(&connection, response))
+            Ok(count_response_bytes(&connection, response).await)
         }
     })
 }
@@ -306,7 +305,7 @@ async fn answer_with_accounted_bodies(
     pages: &TowerToHyperService<Router>,
     connection: &Arc<ConnectionPermit>,
     request: Request<Incoming>,
-) -> axum::response::Response {
+) -> Response<body::Body> {
     let is_refused = Arc::new(AtomicBool::new(false));
     let received = BufferedBytes::new(Arc::clone(connection));
     let request = request.map(|body| MemoryAccountedRequestBody::new(body, received, Arc::clone(&is_refused)));
@@ -315,20 +314,24 @@ async fn answer_with_accounted_bodies(
 }
 
 /// Counts the bytes of a response until they are written, or refuses it. Events, whose length is open, do not count.
-fn reserve_response_bytes(
+async fn count_response_bytes(
     connection: &Arc<ConnectionPermit>,
-    response: axum::response::Response,
-) -> Response<MemoryAccountedResponseBody> {
-    let length = response.body().size_hint().exact().unwrap_or(0);
-    let buffered = BufferedBytes::reserve_for_response(connection, usize::try_from(length).unwrap_or(usize::MAX));
-    let (response, buffered) = match buffered {
-        Ok(buffered) => (response, buffered),
+    response: Response<body::Body>,
+) -> Response<body::Body> {
+    let length = response.body().size_hint().exact().and_then(|length| usize::try_from(length).ok()).unwrap_or(0);
+    let buffered = match BufferedBytes::reserve_for_response(connection, length) {
+        Ok(None) => return response,
+        Ok(Some(buffered)) => buffered,
         Err(limit) => {
             connection.record_refusal(limit);
-            (build_too_many_bytes_http_response(), None)
+            return build_too_many_bytes_http_response();
         }
     };
-    response.map(|body| MemoryAccountedResponseBody::new(body, buffered))
+    let (head, body) = response.into_parts();
+    match body::to_bytes(body, length).await {
+        Ok(bytes) => Response::from_parts(head, Bytes::from_owner(CountedBytes { bytes, _buffered: buffered }).into()),
+        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    }
 }
 
 /// True if an HTTP/1 request has the host that RFC 9112, section 3.2 demands: one `Host` header with a valid value.
@@ -365,31 +368,22 @@ struct MemoryAccountedRequestBody {
     is_refused: Arc<AtomicBool>,
 }
 
-/// Response body whose bytes are counted already, and stay counted until hyper has written or dropped its data.
-#[derive(Debug)]
-struct MemoryAccountedResponseBody {
-    body: body::Body,
-    buffered: Option<Arc<BufferedBytes>>,
+/// Bytes of a response, counted until hyper has written or dropped them.
+struct CountedBytes {
+    bytes: Bytes,
+    _buffered: BufferedBytes,
 }
 
-/// Frame data of a response, which keeps the bytes of the response counted until it is dropped.
-#[derive(Debug)]
-struct MemoryAccountedData {
-    bytes: Bytes,
-    _buffered: Option<Arc<BufferedBytes>>,
+impl AsRef<[u8]> for CountedBytes {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
 }
 
 impl MemoryAccountedRequestBody {
     /// Body whose bytes are added to `received`; `is_refused` is set when they exceed a limit.
     const fn new(body: Incoming, received: BufferedBytes, is_refused: Arc<AtomicBool>) -> Self {
         Self { body, received, is_refused }
-    }
-}
-
-impl MemoryAccountedResponseBody {
-    /// Body whose bytes are in `buffered` already. With `buffered: None` they are not counted.
-    fn new(body: body::Body, buffered: Option<BufferedBytes>) -> Self {
-        Self { body, buffered: buffered.map(Arc::new) }
     }
 }
 
@@ -415,42 +409,5 @@ impl Body for MemoryAccountedRequestBody {
 
     fn size_hint(&self) -> SizeHint {
         self.body.size_hint()
-    }
-}
-
-impl Body for MemoryAccountedResponseBody {
-    type Data = MemoryAccountedData;
-    type Error = axum::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<MemoryAccountedData>, axum::Error>>> {
-        let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
-        let buffered = self.buffered.clone();
-        let count = |frame: Frame<Bytes>| frame.map_data(|bytes| MemoryAccountedData { bytes, _buffered: buffered });
-        Poll::Ready(frame.map(|frame| frame.map(count)))
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
-    }
-}
-
-impl Buf for MemoryAccountedData {
-    fn remaining(&self) -> usize {
-        self.bytes.remaining()
-    }
-
-    fn chunk(&self) -> &[u8] {
-        self.bytes.chunk()
-    }
-
-    fn advance(&mut self, count: usize) {
-        self.bytes.advance(count);
     }
 }

@@ -16,9 +16,9 @@ use tokio::time::sleep;
 
 use crate::base::clock::Clock;
 use crate::rules::plan_table::row_cache::RowCache;
+use crate::serve::redis_stream::StreamReader;
 use crate::settings::redis::RedisSettings;
 use crate::store::client::redis::key_connection::KeyCommandError;
-use crate::store::client::redis::stream_reader::StreamReader;
 use crate::store::redis::table_rows::TableKeys;
 use crate::telemetry::log_throttle::LogThrottle;
 

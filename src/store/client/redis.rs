@@ -16,4 +16,3 @@ pub(crate) mod node;
 pub mod deployment;
 pub mod discovery;
 pub mod key_connection;
-pub mod stream_reader;

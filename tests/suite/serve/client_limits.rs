@@ -90,20 +90,21 @@ fn connections_per_address_are_bounded() {
 
 #[test]
 fn connections_of_operators_are_few() {
-    const PER_ADDRESS: usize = 32;
+    const PER_ADDRESS: usize = 48;
+    const ALL: usize = 64;
     let server = server().start();
     let port = server.debug_port();
     let connect_from = |last: u8| connect(port, Ipv4Addr::new(127, 0, 0, last)).unwrap();
     let first: Vec<_> = (0..PER_ADDRESS).map(|_| connect_from(2)).collect();
     assert!(is_closed(&mut connect_from(2)));
-    let second: Vec<_> = (1..PER_ADDRESS).map(|_| connect_from(4)).collect();
+    let second: Vec<_> = (PER_ADDRESS + 1..ALL).map(|_| connect_from(4)).collect();
     // There is one place for the probe, and for the next connection.
     assert_eq!(http::get(port, "/livez").from(3).send().status, 200);
     let last = wait_for("the last place", || Some(connect_from(4)).filter(stays_open));
     assert!(!stays_open(&connect_from(3)));
     assert_eq!(server.healthcheck(), 200);
     let log = server.stderr();
-    assert!(log.contains("connection closed: the limit on connections of operators of 32 is reached"), "{log}");
+    assert!(log.contains("connection closed: the limit on connections of operators of 48 is reached"), "{log}");
     drop((first, second, last));
     wait_for("a place to be free", || stays_open(&connect_from(3)).then_some(()));
 }

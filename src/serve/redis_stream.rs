@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::key_connection::{KeyCommandError, KeyOwnerConnection};
-use super::resp::{Reply, reply_bytes, time_in_reply};
 use crate::settings::redis::deployment::DeploymentSettings;
+use crate::store::client::redis::key_connection::{KeyCommandError, KeyOwnerConnection};
+use crate::store::client::redis::resp::{Reply, reply_bytes, time_in_reply};
 
 /// Time for which Redis holds a read while there are no entries.
 const XREAD_BLOCK_TIME: Duration = Duration::from_secs(5);
@@ -21,23 +21,23 @@ const REPLY_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Reader of one stream.
 #[derive(Debug)]
-pub struct StreamReader {
+pub(super) struct StreamReader {
     connection: KeyOwnerConnection,
     key: Bytes,
 }
 
 /// Entry of a stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StreamEntry {
+pub(super) struct StreamEntry {
     /// Its id.
-    pub id: Vec<u8>,
+    pub(super) id: Vec<u8>,
     /// Value of its first field.
-    pub value: Vec<u8>,
+    pub(super) value: Vec<u8>,
 }
 
 impl StreamReader {
     /// Starts to look for the server; connects with the first command. Needs a tokio runtime.
-    pub fn start(settings: &DeploymentSettings, key: Bytes) -> Self {
+    pub(super) fn start(settings: &DeploymentSettings, key: Bytes) -> Self {
         Self { connection: KeyOwnerConnection::start(settings, &key), key }
     }
 
@@ -45,7 +45,7 @@ impl StreamReader {
     ///
     /// # Errors
     /// The command failed.
-    pub async fn read_newest_id(&mut self) -> Result<Vec<u8>, KeyCommandError> {
+    pub(super) async fn read_newest_id(&mut self) -> Result<Vec<u8>, KeyCommandError> {
         let words: [&[u8]; 6] = [b"XREVRANGE", &self.key, b"+", b"-", b"COUNT", b"1"];
         let reply = self.connection.call(&words, REPLY_TIMEOUT).await?;
         Ok(parse_entries(&reply).into_iter().next().map_or_else(|| b"0-0".to_vec(), |entry| entry.id))
@@ -55,7 +55,7 @@ impl StreamReader {
     ///
     /// # Errors
     /// The command failed.
-    pub async fn read_recent_id(&mut self, overlap: Duration) -> Result<Vec<u8>, KeyCommandError> {
+    pub(super) async fn read_recent_id(&mut self, overlap: Duration) -> Result<Vec<u8>, KeyCommandError> {
         let reply = self.connection.call(&[b"TIME"], REPLY_TIMEOUT).await?;
         let milliseconds = u128::from(time_in_reply(&reply).unwrap_or_default().as_micros() / 1000);
         Ok(format!("{}-0", milliseconds.saturating_sub(overlap.as_millis())).into_bytes())
@@ -65,7 +65,11 @@ impl StreamReader {
     ///
     /// # Errors
     /// The command failed.
-    pub async fn read_after(&mut self, last: &[u8], max_entries: usize) -> Result<Vec<StreamEntry>, KeyCommandError> {
+    pub(super) async fn read_after(
+        &mut self,
+        last: &[u8],
+        max_entries: usize,
+    ) -> Result<Vec<StreamEntry>, KeyCommandError> {
         let (count, block) = (max_entries.to_string(), XREAD_BLOCK_TIME.as_millis().to_string());
         let words: [&[u8]; 8] =
             [b"XREAD", b"COUNT", count.as_bytes(), b"BLOCK", block.as_bytes(), b"STREAMS", &self.key, last];
