@@ -329,7 +329,11 @@ mod authority {
         let flag = if is_huffman { 0x80 } else { 0 };
         let length = match value_bytes.checked_sub(0x7f) {
             None => vec![flag | u8::try_from(value_bytes).expect("it is short")],
-            Some(rest) => vec![flag | 0x7f, u8::try_from(rest % 128).expect("it is small") | 0x80, (rest / 128) as u8],
+            Some(rest) => vec![
+                flag | 0x7f,
+                u8::try_from(rest % 128).expect("it is small") | 0x80,
+                u8::try_from(rest / 128).expect("it is small"),
+            ],
         };
         [&[0x83, 0x86], name, &length].concat()
     }

@@ -48,7 +48,7 @@ fn any_redis_setting_selects_redis() {
             "" => "/x",
             default => default,
         };
-        assert!(matches!(read(&[(name, &value)]).store, StoreSettings::Redis(_)), "{name}={value}");
+        assert!(matches!(read(&[(name, value)]).store, StoreSettings::Redis(_)), "{name}={value}");
     }
     assert!(matches!(read(&[("BACKEND_TYPE", "redis")]).store, StoreSettings::Redis(_)));
     // An empty variable does not select Redis, and neither do settings that only apply with it.
