@@ -28,11 +28,11 @@ mod selected_request;
 mod charge;
 mod metrics;
 mod candidates;
+mod status;
 mod charged_request;
 mod slot_answers;
 pub mod results;
 pub mod store_totals;
-mod status;
 mod metadata;
 pub mod merge;
 mod decision_records;
@@ -50,11 +50,12 @@ use self::charged_request::ChargedRequest;
 use self::decider::Decider;
 use self::decision::{DecideError, Decision, DecisionContext};
 use self::merge::merge_outcomes;
-use self::outcome::{DescriptorOutcome, LimitVerdicts};
+use self::outcome::DescriptorOutcome;
 use self::prepared_request::PreparedRequest;
 use self::results::DescriptorResults;
 use self::selected_request::SelectedRequest;
 use self::selection::{keep_limits_of_refunds, select_limits};
+use self::status::DescriptorStatus;
 use crate::limit::request::Request;
 use crate::telemetry::log_throttle::LogThrottle;
 
@@ -228,10 +229,11 @@ impl<'r> SelectedRequest<'_, 'r, '_> {
         candidates: Option<CandidateCharges>,
     ) -> Result<Decision<'r>, DecideError> {
         let candidates = candidates.map(CandidateCharges::poll_outcomes);
-        let mut verdicts: SmallVec<[LimitVerdicts; 2]> = SmallVec::new();
-        let charged = self.selections.iter().zip(outcomes);
-        verdicts.extend(charged.map(|(selection, it)| it.limit_verdicts(&self.decider.behaviour, selection)));
-        let charged = ChargedRequest { selected: self, outcomes, verdicts: &verdicts, candidates: candidates.as_ref() };
+        let mut statuses: SmallVec<[DescriptorStatus<'r>; 2]> = SmallVec::new();
+        let status_of =
+            |(selection, outcome)| DescriptorStatus::from_outcome(&self.decider.behaviour, selection, outcome);
+        statuses.extend(self.selections.iter().zip(outcomes).map(status_of));
+        let charged = ChargedRequest { selected: self, outcomes, statuses: &statuses, candidates: candidates.as_ref() };
         let mut decision = Decision::default();
         let merged = merge_outcomes(&charged, &mut decision);
         if self.selections.iter().any(|selection| selection.slot.is_some()) {
@@ -249,7 +251,7 @@ impl<'r> SelectedRequest<'_, 'r, '_> {
 
     /// Records that the request has no decision.
     fn record_refusal(&self, reason: DecideError) {
-        ChargedRequest { selected: self, outcomes: &[], verdicts: &[], candidates: None }.record(Err(reason));
+        ChargedRequest { selected: self, outcomes: &[], statuses: &[], candidates: None }.record(Err(reason));
     }
 }
 

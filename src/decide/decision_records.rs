@@ -128,7 +128,8 @@ impl<'a> ChargedRequest<'a, '_, '_> {
                 None => RecordedVerdict::Ok,
             };
         }
-        let Some(limit_verdicts) = self.verdicts.get(index).filter(|verdicts| !verdicts.fail()) else {
+        let limit_verdicts = self.statuses.get(index).map(|status| &status.limit_verdicts);
+        let Some(limit_verdicts) = limit_verdicts.filter(|verdicts| !verdicts.fail()) else {
             return RecordedVerdict::Error;
         };
         let (limits, outcome) = (&self.selected.selections[index].limits, &self.outcomes[index]);
@@ -179,7 +180,7 @@ impl<'a> ChargedRequest<'a, '_, '_> {
             error: decided.err().map(|error| error.name().into()),
             retry_after_us: match self.selected.blocked {
                 Some(blocked) => Some(blocked.until.since_us(self.selected.context.store.now)),
-                None if is_rejected => retry_after_us(self.verdicts),
+                None if is_rejected => retry_after_us(self.limit_verdicts()),
                 None => None,
             },
             delay_us: decided.map_or(0, |decision| decision.delay_us),

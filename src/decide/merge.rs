@@ -43,17 +43,14 @@ pub(super) fn merge_outcomes<'r>(
     charged: &ChargedRequest<'_, 'r, '_>,
     decision: &mut Decision<'r>,
 ) -> Result<(), DecideError> {
-    let ChargedRequest { selected, outcomes, verdicts, .. } = *charged;
+    let ChargedRequest { selected, outcomes, statuses, .. } = *charged;
     let SelectedRequest { decider, selections, .. } = *selected;
     let behaviour = &decider.behaviour;
-    let mut statuses: SmallVec<[DescriptorStatus<'r>; 2]> = SmallVec::new();
-    let decided = selections.iter().zip(outcomes);
-    statuses.extend(decided.map(|(selection, outcome)| DescriptorStatus::from_outcome(selection, outcome)));
     if let Some(blocked) = selected.blocked {
-        reject_blocked_request(selected, blocked, statuses, decision);
+        reject_blocked_request(charged, blocked, decision);
         return Ok(());
     }
-    let rejected = match combine_verdicts(&verdicts.iter().copied(), !behaviour.shadow_mode) {
+    let rejected = match combine_verdicts(&charged.limit_verdicts(), !behaviour.shadow_mode) {
         Answer::Failed => return Err(DecideError::Store),
         answer => answer == Answer::Rejected,
     };
@@ -61,12 +58,12 @@ pub(super) fn merge_outcomes<'r>(
     // Delay only admitted responses; SHADOW_MODE must not add latency.
     let may_delay = !rejected && !behaviour.shadow_mode;
     (decision.over_limit, decision.shadowed) = (over_limit, rejected && !over_limit);
-    append_descriptor_headers(&mut decision.headers, behaviour, &statuses);
-    append_limit_headers(&mut decision.headers, behaviour.limit_headers.as_ref(), &statuses, verdicts);
-    append_limit_headers(&mut decision.request_headers, behaviour.request_limit_headers.as_ref(), &statuses, verdicts);
+    append_descriptor_headers(&mut decision.headers, behaviour, statuses);
+    append_limit_headers(&mut decision.headers, behaviour.limit_headers.as_ref(), statuses);
+    append_limit_headers(&mut decision.request_headers, behaviour.request_limit_headers.as_ref(), statuses);
     if over_limit {
-        decision.headers.extend(build_retry_after_header(behaviour, verdicts));
-        let rejection = select_rejection_body(selections, verdicts);
+        decision.headers.extend(build_retry_after_header(charged));
+        let rejection = select_rejection_body(charged);
         decision.body = rejection.and_then(|rejection| rejection.body.as_deref());
         let content_type = rejection.and_then(|rejection| rejection.content_type.as_deref());
         let content_type = content_type.map(|text| Header { name: "content-type", value: Cow::Borrowed(text) });
@@ -74,31 +71,26 @@ pub(super) fn merge_outcomes<'r>(
     } else {
         decision.request_headers.extend(build_exceeded_limits_header(behaviour, selections, outcomes));
     }
-    decision.metadata = metadata::build_metadata(charged, &statuses);
+    decision.metadata = metadata::build_metadata(charged);
     decision.delay_us = statuses.iter().map(|status| status.delay_us).max().filter(|_| may_delay).unwrap_or(0);
-    decision.statuses.extend(statuses.into_iter().map(|status| status.shown));
+    decision.statuses.extend(statuses.iter().map(|status| status.shown.clone()));
     Ok(())
 }
 
-/// Rejects a request with blocked entries. `statuses` are those of its refunds, and of descriptors without a charge.
+/// Rejects a request with blocked entries, of which only the refunds were charged.
 #[cold]
-fn reject_blocked_request<'r>(
-    selected: &SelectedRequest<'_, 'r, '_>,
-    blocked: &BlockMatch,
-    statuses: SmallVec<[DescriptorStatus<'r>; 2]>,
-    decision: &mut Decision<'r>,
-) {
-    let SelectedRequest { decider, context, request, .. } = *selected;
+fn reject_blocked_request<'r>(charged: &ChargedRequest<'_, 'r, '_>, blocked: &BlockMatch, decision: &mut Decision<'r>) {
+    let SelectedRequest { decider, context, request, .. } = *charged.selected;
     let wait_s = |until: Time| until.since_us(context.store.now).div_ceil(1_000_000).max(1);
-    let shown = |(status, block): (DescriptorStatus<'r>, &Option<Arc<Block>>)| match block {
+    let shown = |(status, block): (&DescriptorStatus<'r>, &Option<Arc<Block>>)| match block {
         Some(block) => {
             ReportedStatus { over_limit: true, until_reset_s: Some(wait_s(block.until)), ..ReportedStatus::default() }
         }
-        None => status.shown,
+        None => status.shown.clone(),
     };
     let retry_after = decider.behaviour.retry_after_header.as_deref();
     decision.over_limit = true;
-    decision.statuses.extend(statuses.into_iter().zip(&blocked.descriptors).map(shown));
+    decision.statuses.extend(charged.statuses.iter().zip(&blocked.descriptors).map(shown));
     decision
         .headers
         .extend(retry_after.map(|name| Header { name, value: Cow::Owned(wait_s(blocked.until).to_string()) }));
@@ -106,12 +98,13 @@ fn reject_blocked_request<'r>(
 }
 
 /// First body of the descriptors that reject the request. Exceeded quotas do only if all are.
-fn select_rejection_body<'r>(selections: &[Selection<'r>], verdicts: &[LimitVerdicts]) -> Option<&'r OverLimitBody> {
-    let quotas_reject = quotas_reject(verdicts);
+fn select_rejection_body<'r>(charged: &ChargedRequest<'_, 'r, '_>) -> Option<&'r OverLimitBody> {
+    let quotas_reject = quotas_reject(charged.limit_verdicts());
     let rejects = |limit_verdicts: &LimitVerdicts| {
         limit_verdicts.hard.rejects() || quotas_reject && limit_verdicts.quotas.is_some()
     };
-    let rejecting = selections.iter().zip(verdicts).filter(|(_, limit_verdicts)| rejects(limit_verdicts));
+    let decided = charged.selected.selections.iter().zip(charged.limit_verdicts());
+    let rejecting = decided.filter(|(_, limit_verdicts)| rejects(limit_verdicts));
     let bodies = rejecting.filter_map(|(selection, _)| selection.over_limit_body);
     bodies.into_iter().find(|rejection| rejection.body.is_some())
 }
@@ -122,13 +115,12 @@ fn append_limit_headers<'r>(
     headers: &mut impl Extend<Header<'r>>,
     names: Option<&'r LimitHeaderNames>,
     statuses: &[DescriptorStatus<'r>],
-    verdicts: &[LimitVerdicts],
 ) {
     let Some(names) = names else { return };
     let mut least = (u32::MAX, None);
-    for (status, limit_verdicts) in statuses.iter().zip(verdicts) {
+    for status in statuses {
         let Some(limit) = status.shown.current_limit else { continue };
-        let is_exceeded = limit_verdicts.hard.rejects();
+        let is_exceeded = status.limit_verdicts.hard.rejects();
         if is_exceeded || status.shown.remaining < least.0 {
             least = (status.shown.remaining, Some((limit, &status.shown)));
         }
@@ -143,9 +135,9 @@ fn append_limit_headers<'r>(
 }
 
 /// `Retry-After` header: seconds until the same request could pass, rounded up, at least 1. `None` if it never will.
-fn build_retry_after_header<'r>(behaviour: &'r DecisionSettings, verdicts: &[LimitVerdicts]) -> Option<Header<'r>> {
-    let name = behaviour.retry_after_header.as_deref()?;
-    let wait_us = retry_after_us(verdicts)?;
+fn build_retry_after_header<'r>(charged: &ChargedRequest<'_, 'r, '_>) -> Option<Header<'r>> {
+    let name = charged.selected.decider.behaviour.retry_after_header.as_deref()?;
+    let wait_us = retry_after_us(charged.limit_verdicts())?;
     Some(Header { name, value: Cow::Owned(wait_us.div_ceil(1_000_000).max(1).to_string()) })
 }
 

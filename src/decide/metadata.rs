@@ -23,10 +23,7 @@ use crate::telemetry::metrics::limit_registry::OVERFLOW_NAME;
 use crate::telemetry::metrics::limit_stats::LimitName;
 
 /// Metadata of an answer; `None` if it is switched off.
-pub(super) fn build_metadata(
-    charged: &ChargedRequest<'_, '_, '_>,
-    statuses: &[DescriptorStatus<'_>],
-) -> Option<Map<String, Value>> {
+pub(super) fn build_metadata(charged: &ChargedRequest<'_, '_, '_>) -> Option<Map<String, Value>> {
     let SelectedRequest { decider, request, selections, .. } = *charged.selected;
     let behaviour = &decider.behaviour;
     if !behaviour.response_dynamic_metadata && !behaviour.metadata_verdicts {
@@ -35,13 +32,13 @@ pub(super) fn build_metadata(
     let mut fields = Map::new();
     if behaviour.response_dynamic_metadata {
         insert_request_fields(&mut fields, request);
-        let attached = merge_rule_metadata(charged, statuses);
+        let attached = merge_rule_metadata(charged);
         if !attached.is_empty() {
             fields.insert("metadata".to_owned(), Value::Object(attached));
         }
     }
     if behaviour.metadata_verdicts {
-        let rejections = selections.iter().zip(statuses);
+        let rejections = selections.iter().zip(charged.statuses);
         let rejections = rejections.zip(&request.descriptors);
         let rejections: Vec<_> = rejections
             .filter_map(|((selection, status), descriptor)| {
@@ -120,11 +117,10 @@ fn format_override(sent: &LimitOverride) -> String {
 }
 
 /// Metadata of the rules whose descriptors pass, merged in the order of the request; the first value of a key stays.
-fn merge_rule_metadata(charged: &ChargedRequest<'_, '_, '_>, statuses: &[DescriptorStatus<'_>]) -> Map<String, Value> {
+fn merge_rule_metadata(charged: &ChargedRequest<'_, '_, '_>) -> Map<String, Value> {
     let mut merged = Map::new();
-    let decided = charged.selected.selections.iter().zip(charged.verdicts);
-    for ((selection, limit_verdicts), status) in decided.zip(statuses) {
-        let passed = !selection.limits.is_empty() && !status.shown.over_limit && !limit_verdicts.fail();
+    for (selection, status) in charged.selected.selections.iter().zip(charged.statuses) {
+        let passed = !selection.limits.is_empty() && !status.shown.over_limit && !status.limit_verdicts.fail();
         let metadata = selection.rule.filter(|_| passed).and_then(|compiled| compiled.rule.metadata.as_ref());
         if let Some(metadata) = metadata {
             merge_keeping_existing(&mut merged, metadata);

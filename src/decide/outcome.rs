@@ -256,25 +256,25 @@ fn is_request_rejected(limit_verdicts: impl Iterator<Item = LimitVerdicts>, coun
 }
 
 /// Returns true if quotas reject the request: there are some, and those of every descriptor that has any are exceeded.
-pub(super) fn quotas_reject(limit_verdicts: &[LimitVerdicts]) -> bool {
-    let mut quotas = limit_verdicts.iter().filter_map(|limit_verdicts| limit_verdicts.quotas).peekable();
+pub(super) fn quotas_reject(limit_verdicts: impl Iterator<Item = LimitVerdicts>) -> bool {
+    let mut quotas = limit_verdicts.filter_map(|limit_verdicts| limit_verdicts.quotas).peekable();
     quotas.peek().is_some() && quotas.all(CombinedVerdict::rejects)
 }
 
 /// Microseconds until a rejected request could pass; `None`: it never will.
 ///
 /// All hard limits must admit it and, if the quotas reject it, those of any one descriptor.
-pub(super) fn retry_after_us(limit_verdicts: &[LimitVerdicts]) -> Option<u64> {
-    let of_hard_us = limit_verdicts.iter().try_fold(0, |longest: u64, limit_verdicts| match limit_verdicts.hard {
+pub(super) fn retry_after_us(limit_verdicts: impl Iterator<Item = LimitVerdicts> + Clone) -> Option<u64> {
+    let of_hard_us = limit_verdicts.clone().try_fold(0, |longest: u64, limit_verdicts| match limit_verdicts.hard {
         CombinedVerdict::Rejects(LimitRejection { retry_after_us }) => {
             retry_after_us.map(|wait_us| wait_us.max(longest))
         }
         CombinedVerdict::Admits | CombinedVerdict::Fails => Some(longest),
     })?;
-    if !quotas_reject(limit_verdicts) {
+    if !quotas_reject(limit_verdicts.clone()) {
         return Some(of_hard_us);
     }
-    let waits = limit_verdicts.iter().filter_map(|limit_verdicts| match limit_verdicts.quotas {
+    let waits = limit_verdicts.filter_map(|limit_verdicts| match limit_verdicts.quotas {
         Some(CombinedVerdict::Rejects(LimitRejection { retry_after_us })) => retry_after_us,
         Some(CombinedVerdict::Admits | CombinedVerdict::Fails) | None => None,
     });

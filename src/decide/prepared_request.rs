@@ -26,7 +26,11 @@ impl<'a, 'r, 'm> PreparedRequest<'a, 'r, 'm> {
     /// The values that identify a stream are formatters that Envoy sent as text.
     #[inline]
     pub fn new(rules: &'r RuleSet, caller: SlotCaller<'_>, sent: &'a Request<'m>) -> Result<Self, DecideError> {
-        let mut changed = RequestAndSlotUses::separate(rules, caller, sent)?;
+        // Most rules follow none, and spare the call.
+        let mut changed = match rules.follows_streams() {
+            true => RequestAndSlotUses::separate(rules, caller, sent)?,
+            false => None,
+        };
         if let Some(domain) = rules.find_domain_with_any_order(sent.domain) {
             let changed = changed.get_or_insert_with(|| Box::new(RequestAndSlotUses::without_slots(sent)));
             rules.sort_request_entries(domain, &mut changed.request);

@@ -112,8 +112,10 @@ impl<'r> SelectedRequest<'_, 'r, '_> {
         outcomes: &'a [DescriptorOutcome],
         candidates: Option<&'a CandidateCharges>,
     ) -> impl Iterator<Item = DescriptorResults<'a, 'r>> {
-        self.selections.iter().zip(outcomes).enumerate().map(move |(index, (selection, outcome))| {
-            let path = selection.counter_path(self.request, index);
+        // No index that could be out of bounds: where nobody takes the results, nothing is left of the loop.
+        let charged = self.selections.iter().zip(outcomes).zip(&self.request.descriptors).enumerate();
+        charged.map(move |(index, ((selection, outcome), descriptor))| {
+            let path = selection.path_of_entries(self.request.domain, &descriptor.entries);
             DescriptorResults { path, index, selection, outcome, candidates }
         })
     }

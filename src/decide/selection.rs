@@ -20,7 +20,7 @@ use crate::limit::algorithm::{Algorithm, CapacityRuleKey, DelayPolicy, RejectedH
 use crate::limit::charge::{Charge, ChargeRequest, Counter};
 use crate::limit::counter_path::CounterPath;
 use crate::limit::period::{Period, Unit};
-use crate::limit::request::{Descriptor, Hits, LimitOverride, Request};
+use crate::limit::request::{Descriptor, Entry, Hits, LimitOverride, Request};
 use crate::limit::slot::{SlotAction, SlotUse};
 use crate::limit::{Limit, LimitSpec};
 use crate::rules::plan_table::OwnLimit;
@@ -424,8 +424,12 @@ impl<'r> Selection<'r> {
 
     /// Path of the counters of this selection, which is that of the descriptor at `index`.
     pub(super) fn counter_path<'a>(&'a self, request: &'a Request<'_>, index: usize) -> CounterPath<'a> {
-        let entries = &request.descriptors[index].entries;
-        CounterPath { domain: request.domain, entries, shared: &self.shared, candidate: None }
+        self.path_of_entries(request.domain, &request.descriptors[index].entries)
+    }
+
+    /// Path of the counters of this selection, whose descriptor has these entries.
+    pub(super) fn path_of_entries<'a>(&'a self, domain: &'a str, entries: &'a [Entry<'a>]) -> CounterPath<'a> {
+        CounterPath { domain, entries, shared: &self.shared, candidate: None }
     }
 
     /// True if the values of an entry share one counter (`share_threshold`).

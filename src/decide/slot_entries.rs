@@ -35,7 +35,7 @@ impl<'m> RequestAndSlotUses<'m> {
         caller: SlotCaller<'_>,
         request: &Request<'m>,
     ) -> Result<Option<Box<Self>>, DecideError> {
-        if !rules.follows_streams() || !rules.domain(request.domain).is_some_and(|domain| domain.follows_streams) {
+        if !rules.domain(request.domain).is_some_and(|domain| domain.follows_streams) {
             return Ok(None);
         }
         let mut separated = Box::new(Self::without_slots(request));

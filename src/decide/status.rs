@@ -9,31 +9,40 @@
 
 use std::cmp::{Ordering, Reverse};
 
-use super::outcome::{DescriptorOutcome, FailedCharge, POLICY_RETRY_AFTER_S};
+use super::outcome::{DescriptorOutcome, FailedCharge, LimitVerdicts, POLICY_RETRY_AFTER_S};
 use super::selection::{SelectedLimit, Selection};
 use crate::decide::decision::{CurrentLimit, ReportedStatus};
 use crate::limit::StoreFailurePolicy;
 use crate::limit::algorithm::Algorithm;
 use crate::limit::charge::ChargeResult;
+use crate::settings::decisions::DecisionSettings;
 
-/// Status of one descriptor.
+/// Status of one descriptor, with the verdicts that it follows from.
 #[derive(Debug)]
 pub(super) struct DescriptorStatus<'r> {
     /// What the response shows.
     pub(super) shown: ReportedStatus<'r>,
     /// Index of the limit that it shows, among those selected.
     pub(super) shown_limit: Option<usize>,
+    pub(super) limit_verdicts: LimitVerdicts,
     /// Delay of the response for this descriptor, in microseconds.
     pub(super) delay_us: u64,
 }
 
 impl<'r> DescriptorStatus<'r> {
     /// Status by an outcome.
-    pub(super) fn from_outcome(selection: &Selection<'r>, outcome: &DescriptorOutcome) -> Self {
+    pub(super) fn from_outcome(
+        behaviour: &DecisionSettings,
+        selection: &Selection<'r>,
+        outcome: &DescriptorOutcome,
+    ) -> Self {
+        let limit_verdicts = outcome.limit_verdicts(behaviour, selection);
         match outcome {
-            DescriptorOutcome::WithoutLimits => Self::without_limit(if selection.unlimited { u32::MAX } else { 0 }),
-            DescriptorOutcome::Charged(charged) => Self::from_results(selection, &charged.results),
-            DescriptorOutcome::Failed(failed) => Self::from_policies(selection, failed),
+            DescriptorOutcome::WithoutLimits => {
+                Self::without_limit(limit_verdicts, if selection.unlimited { u32::MAX } else { 0 })
+            }
+            DescriptorOutcome::Charged(charged) => Self::from_results(selection, &charged.results, limit_verdicts),
+            DescriptorOutcome::Failed(failed) => Self::from_policies(selection, failed, limit_verdicts),
         }
     }
 
@@ -43,13 +52,18 @@ impl<'r> DescriptorStatus<'r> {
         selection.rule.map(|compiled| compiled.rule.limit_path(selected.index))
     }
 
-    fn without_limit(remaining: u32) -> Self {
-        Self { shown: ReportedStatus { remaining, ..ReportedStatus::default() }, shown_limit: None, delay_us: 0 }
+    fn without_limit(limit_verdicts: LimitVerdicts, remaining: u32) -> Self {
+        Self {
+            shown: ReportedStatus { remaining, ..ReportedStatus::default() },
+            shown_limit: None,
+            limit_verdicts,
+            delay_us: 0,
+        }
     }
 
     /// Status by failure policies. It shows the first limit whose policy denies. If all policies admit, it
     /// shows none, because the counters are unknown.
-    fn from_policies(selection: &Selection<'r>, failed: &FailedCharge) -> Self {
+    fn from_policies(selection: &Selection<'r>, failed: &FailedCharge, limit_verdicts: LimitVerdicts) -> Self {
         let denies = |selected: &SelectedLimit<'_>| {
             let policy = failed.policies.policy_for_limit(selected);
             !selected.shadow && policy == StoreFailurePolicy::Deny && selected.limit.on_store_error() == policy
@@ -63,15 +77,15 @@ impl<'r> DescriptorStatus<'r> {
                     remaining: 0,
                     until_reset_s: Some(POLICY_RETRY_AFTER_S),
                 };
-                Self { shown, shown_limit: Some(index), delay_us: 0 }
+                Self { shown, shown_limit: Some(index), limit_verdicts, delay_us: 0 }
             }
-            None if failed.fallback.is_empty() => Self::without_limit(0),
-            None => Self::from_results(selection, &failed.fallback),
+            None if failed.fallback.is_empty() => Self::without_limit(limit_verdicts, 0),
+            None => Self::from_results(selection, &failed.fallback, limit_verdicts),
         }
     }
 
     /// Status by limits that were decided together.
-    fn from_results(selection: &Selection<'r>, results: &[ChargeResult]) -> Self {
+    fn from_results(selection: &Selection<'r>, results: &[ChargeResult], limit_verdicts: LimitVerdicts) -> Self {
         let index = index_of_shown_limit(&selection.limits, results);
         let (selected, result) = (&selection.limits[index], &results[index]);
         let until_us = match result.retry_after_us {
@@ -93,6 +107,7 @@ impl<'r> DescriptorStatus<'r> {
                 until_reset_s: Some(until_reset_s),
             },
             shown_limit: Some(index),
+            limit_verdicts,
             delay_us: deciding.map(|(_, result)| result.delay_us).max().unwrap_or(0),
         }
     }
