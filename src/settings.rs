@@ -158,7 +158,7 @@ impl Settings {
             admin: ADMIN_TOKEN_VARIABLES.read_source(&mut values),
             grpc: GrpcSettings::from_values(&values, &listeners.grpc),
             listeners,
-            rules: RuleSettings::from_values(&values, on_store_error),
+            rules: RuleSettings::from_values(&mut values, on_store_error),
             xds: XdsSettings::from_values(&mut values),
             decisions: DecisionSettings::from_values(&mut values),
             store,

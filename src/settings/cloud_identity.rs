@@ -196,9 +196,7 @@ pub(crate) struct IdentityVariables {
     pub(crate) aws_user_id: &'static Setting<String>,
     pub(crate) aws_is_serverless: &'static Setting<bool>,
     pub(crate) aws_region: &'static Setting<String>,
-    pub(crate) aws_service: &'static Setting<AwsCacheService>,
     pub(crate) cloud: &'static Setting<TokenCloud>,
-    pub(crate) user: &'static Setting<String>,
 }
 
 impl IdentityVariables {
@@ -212,7 +210,7 @@ impl IdentityVariables {
             _ if is_aws => TokenSourceSettings::Aws(self.read_aws_iam_settings(values)?),
             TokenCloud::None => return None,
             TokenCloud::Google => TokenSourceSettings::Google { metadata_host: read_google_metadata_host(values) },
-            TokenCloud::Azure => TokenSourceSettings::Azure(self.read_entra_settings(values)?),
+            TokenCloud::Azure => TokenSourceSettings::Azure(Self::read_entra_settings(values)?),
         };
         let setting = if is_aws { self.aws_auth.name() } else { self.cloud.name() };
         Some(CloudIdentity { setting, source })
@@ -232,7 +230,7 @@ impl IdentityVariables {
             values.add_problem(self.aws_region, what, "give the region, or set AWS_REGION");
         } else {
             return Some(AwsIamSettings {
-                service: values.get(self.aws_service),
+                service: values.get(&TOLLKEEPER_REDIS_AWS_IAM_SERVICE),
                 cache_name: cache_name.to_ascii_lowercase(),
                 user_id,
                 is_serverless: values.get(self.aws_is_serverless),
@@ -243,9 +241,9 @@ impl IdentityVariables {
         None
     }
 
-    fn read_entra_settings(&self, values: &mut Values) -> Option<EntraSettings> {
+    fn read_entra_settings(values: &mut Values) -> Option<EntraSettings> {
         let client_id = Some(values.get(&AZURE_CLIENT_ID)).filter(|id| !id.is_empty());
-        let user = Some(values.get(self.user)).filter(|user| !user.is_empty());
+        let user = Some(values.get(&TOLLKEEPER_REDIS_IDENTITY_USER)).filter(|user| !user.is_empty());
         let Some(token_file) = values.get(&AZURE_FEDERATED_TOKEN_FILE) else {
             let metadata_url = read_url(values, &TOLLKEEPER_AZURE_METADATA_URL, PlaintextPolicy::Allowed)?;
             return Some(EntraSettings { user, source: EntraTokenSource::ManagedIdentity { metadata_url, client_id } });

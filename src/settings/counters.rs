@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use super::setting::{Condition, settings};
+use super::setting::settings;
 use super::value::choices;
 use super::value::number::ByteSize;
 use super::values::Values;
@@ -23,11 +23,11 @@ settings! { "Counters";
         .within("0 to 1024GiB") .only_read("with counters in Redis or memcached");
     LOCAL_CACHE_SIZE_IN_BYTES: usize = "0",
         "same memory; above 0, also for fixed windows that count rejected hits, which then go uncounted"
-        .differs_when(Condition::IsNot("0"), "an entry is kept for at most 1 s, and only for its own limit")
+        .differs_by_value("an entry is kept for at most 1 s, and only for its own limit")
         .only_read("with counters in Redis or memcached, and without TOLLKEEPER_OVER_LIMIT_CACHE_BYTES=0");
     EXPIRATION_JITTER_MAX_SECONDS: i64 = "300",
         "maximum random addition to the TTL of a counter in Redis, in seconds; 0 or less means none"
-        .differs_when(Condition::Never, "only with TOLLKEEPER_KEY_FORMAT=ratelimit") .only_read("with TOLLKEEPER_KEY_FORMAT=ratelimit and counters in Redis or memcached");
+        .differs("only with TOLLKEEPER_KEY_FORMAT=ratelimit") .only_read("with TOLLKEEPER_KEY_FORMAT=ratelimit and counters in Redis or memcached");
     TOLLKEEPER_HOLDER_TIMEOUT: Duration = "30s",
         "time without health check or call after which the slots of an Envoy are free: rules with `concurrent`"
         .within("1s to 1h");

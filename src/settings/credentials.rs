@@ -72,12 +72,25 @@ pub(crate) struct CredentialVariables {
     /// The credentials themselves; `None` if no variable gives them.
     pub(crate) auth: Option<&'static Setting<Option<Secret>>>,
     /// File that holds them; `None` if no variable names one.
-    pub(crate) file: Option<&'static Setting<Option<PathBuf>>>,
+    file: Option<&'static Setting<Option<PathBuf>>>,
     /// Variables of an identity that logs in instead; `None` if there are none.
-    pub(crate) identity: Option<&'static IdentityVariables>,
+    identity: Option<&'static IdentityVariables>,
 }
 
 impl CredentialVariables {
+    /// Variables of the credentials themselves, and of a file that holds them.
+    pub(crate) const fn new(
+        auth: Option<&'static Setting<Option<Secret>>>,
+        file: Option<&'static Setting<Option<PathBuf>>>,
+    ) -> Self {
+        Self { auth, file, identity: None }
+    }
+
+    /// Adds the variables of an identity that logs in instead.
+    pub(crate) const fn or_identity(self, identity: &'static IdentityVariables) -> Self {
+        Self { identity: Some(identity), ..self }
+    }
+
     /// Reads the credentials of the variables, or else returns those of the URL.
     pub(crate) fn read_credentials(
         &self,

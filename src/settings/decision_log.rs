@@ -78,12 +78,11 @@ static STREAM_REDIS_VARIABLES: DeploymentVariables = DeploymentVariables {
     connections: None,
     connect_timeout: &REDIS_TIMEOUT,
     tls: None,
-    server: CredentialVariables {
-        auth: Some(&TOLLKEEPER_DECISION_LOG_REDIS_AUTH),
-        file: Some(&TOLLKEEPER_DECISION_LOG_REDIS_AUTH_FILE),
-        identity: None,
-    },
-    sentinels: CredentialVariables { auth: None, file: None, identity: None },
+    server: CredentialVariables::new(
+        Some(&TOLLKEEPER_DECISION_LOG_REDIS_AUTH),
+        Some(&TOLLKEEPER_DECISION_LOG_REDIS_AUTH_FILE),
+    ),
+    sentinels: CredentialVariables::new(None, None),
 };
 
 /// Variables of the export of logs over OTLP.

@@ -6,7 +6,7 @@
 
 use super::metrics::NEAR_LIMIT_RATIO;
 use super::rules::{TOLLKEEPER_LOG_MAX, USE_CALENDAR_MONTH_RATE_LIMIT};
-use super::setting::{AnySetting as _, Condition, Setting, settings};
+use super::setting::{AnySetting as _, Setting, settings};
 use super::value::choices;
 use super::value::text::HeaderName;
 use super::values::Values;
@@ -28,9 +28,9 @@ settings! { "Responses";
         .only_read("with LIMIT_RESPONSE_HEADERS_ENABLED=true");
     LIMIT_ALL_DESCRIPTORS_HEADERS_ENABLED: bool = "false",
         "send two more headers for each descriptor with a limit: ratelimit-limit-UNITs and ratelimit-remaining-UNITs"
-        .differs_when(Condition::True, "proposed for envoyproxy/ratelimit, which does not have it yet");
+        .differs_by_value("proposed for envoyproxy/ratelimit, which does not have it yet");
     LIMIT_REQUEST_HEADERS_ENABLED: bool = "false", "send the three headers below to the upstream with every request"
-        .differs_when(Condition::True, "only newer versions of envoyproxy/ratelimit have it (pull request 1168)");
+        .differs_by_value("only newer versions of envoyproxy/ratelimit have it (pull request 1168)");
     LIMIT_REQUEST_LIMIT_HEADER: Option<HeaderName> = "RateLimit-Limit", "header for the limit"
         .only_read("with LIMIT_REQUEST_HEADERS_ENABLED=true");
     LIMIT_REQUEST_REMAINING_HEADER: Option<HeaderName> = "RateLimit-Remaining", "header for the remaining hits"
@@ -44,7 +44,7 @@ settings! { "Responses";
         "header of a rejection for the seconds until a retry can be admitted; empty: not sent";
     RESPONSE_DYNAMIC_METADATA: bool = "false",
         "send the request and the metadata of its rules as dynamic metadata of the response"
-        .differs_when(Condition::True, "metadata stays with its rule");
+        .differs_by_value("metadata stays with its rule");
     TOLLKEEPER_METADATA_VERDICTS: bool = "false",
         "add the rules that rejected the request to the dynamic metadata";
     TOLLKEEPER_ON_STORE_ERROR: StoreFailurePolicy = "local",

@@ -135,7 +135,7 @@ fn format_setting_item(setting: &dyn AnySetting) -> String {
 /// Returns the reason why a setting has no effect, if it has none.
 fn no_effect_reason(setting: &dyn AnySetting) -> Option<&'static str> {
     match setting.info().support {
-        Support::NoEffect { why, .. } => Some(why),
+        Support::NoEffect { why } => Some(why),
         Support::Honoured | Support::Differs { .. } => None,
     }
 }
@@ -229,6 +229,6 @@ fn support_note(setting: &dyn AnySetting) -> Option<String> {
     match setting.info().support {
         Support::Honoured => None,
         Support::Differs { how, .. } => Some(format!("Differs: {how}")),
-        Support::NoEffect { why, .. } => Some(format!("No effect: {why}")),
+        Support::NoEffect { why } => Some(format!("No effect: {why}")),
     }
 }

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use super::address::{Address, Host};
 use super::credentials::SecretVariables;
 use super::secret::Secret;
-use super::setting::{Condition, Setting, settings};
+use super::setting::{Setting, settings};
 use super::tls::ListenerTls;
 use super::value::text::TextList;
 use super::values::Values;
@@ -22,7 +22,7 @@ settings! { "Listeners";
     DEBUG_HOST: Host = "0.0.0.0", "address of the debug listener: /rlconfig, /stats, /top, /explain and more"
         .often_set();
     DEBUG_PORT: u16 = "6070", "port of the debug listener; 0 means any free port"
-        .differs_when(Condition::Never, "there are no /debug/pprof pages") .often_set();
+        .differs("there are no /debug/pprof pages") .often_set();
     TOLLKEEPER_DEBUG_HOSTS: TextList = "",
         "further host names by which clients may address the debug listener, besides IP addresses, localhost and services";
     TOLLKEEPER_ADMIN_TOKEN: Option<Secret> = "",

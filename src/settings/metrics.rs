@@ -14,7 +14,7 @@ use regex::Regex;
 
 use super::address::Address;
 use super::secret::Secret;
-use super::setting::{AnySetting, Condition, settings};
+use super::setting::{AnySetting, settings};
 use super::value::text::{TextList, TextMap};
 use super::value::{SettingValue as _, choices};
 use super::values::Values;
@@ -22,7 +22,7 @@ use crate::base::named_enum::named_enum;
 
 settings! { "Metrics";
     USE_STATSD: Option<bool> = "", "send metrics to statsd; not set: true if STATSD_HOST or STATSD_PORT is set"
-        .differs_when(Condition::Never, "the default there is true; statsd, DogStatsD and Prometheus can be used together");
+        .differs("the default there is true; statsd, DogStatsD and Prometheus can be used together");
     STATSD_HOST: String = "localhost", "host of statsd";
     STATSD_PORT: u16 = "8125", "port of statsd";
     STATSD_PROTOCOL: StatsdTransport = "tcp", "transport to statsd" .only_read("if metrics are sent to statsd (USE_STATSD=true)");
@@ -38,7 +38,7 @@ settings! { "Metrics";
     PROMETHEUS_PATH: String = "/metrics", "path of the metrics page" .only_read("with USE_PROMETHEUS=true");
     PROMETHEUS_MAPPER_YAML: Option<PathBuf> = "",
         "statsd_exporter mapping file for metric names and labels, instead of the built-in ones"
-        .differs_when(Condition::Never, "an invalid file prevents the start, a missing one does not; regular expressions match whole names")
+        .differs("an invalid file prevents the start, a missing one does not; regular expressions match whole names")
         .only_read("with USE_PROMETHEUS=true");
     PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS: bool = "false",
         "report ratelimit_service_response_time_seconds in milliseconds, despite its name" .only_read("with USE_PROMETHEUS=true");
@@ -56,9 +56,9 @@ settings! { "Metrics";
     NEAR_LIMIT_RATIO: f64 = "0.8", "share of a limit above which hits are counted as near_limit"
         .within("0 to 1");
     GOSTATS as "GOSTATS_*": String = "", "settings of a Go statsd library"
-        .has_no_effect_with_notice_when(Condition::NotEmpty, "this program does not use that Go library");
+        .without_effect("this program does not use that Go library");
     DD as "DD_*": Option<Secret> = "", "settings of the Datadog client"
-        .has_no_effect_with_notice_when(Condition::NotEmpty, "this program does not use the Datadog client");
+        .without_effect("this program does not use the Datadog client");
 }
 
 named_enum! {

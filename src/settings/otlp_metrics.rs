@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::collector::{CollectorSettings, parse_attribute};
 use super::metrics::DISABLE_STATS;
 use super::secret::Secret;
-use super::setting::{Condition, settings};
+use super::setting::settings;
 use super::tracing::{Compression, OTEL_EXPORTER_OTLP_HEADERS, OTEL_SDK_DISABLED, OtelProtocol, OtlpSignalVariables};
 use super::value::choices;
 use super::value::text::{SecretUrl, TextList};
@@ -18,13 +18,13 @@ use crate::telemetry::otlp_metrics::Temporality;
 
 settings! { "Metrics over OTLP", only read "with OTEL_METRICS_EXPORTER=otlp and without OTEL_SDK_DISABLED and DISABLE_STATS";
     OTEL_METRICS_EXPORTER: TextList = "none", "otlp: send metrics to a collector, beside other destinations"
-        .differs_when(Condition::Never, "the default of OpenTelemetry is otlp");
+        .differs("the default of OpenTelemetry is otlp");
     OTEL_METRIC_EXPORT_INTERVAL: u64 = "60000", "interval of sending metrics to the collector, in milliseconds"
         .within("1000 to 3600000");
     OTEL_METRIC_EXPORT_TIMEOUT: u64 = "30000", "see OTEL_EXPORTER_OTLP_METRICS_TIMEOUT"
-        .within("1 to 3600000") .has_no_effect_with_notice_when(Condition::Set, "OTEL_EXPORTER_OTLP_METRICS_TIMEOUT applies instead");
+        .within("1 to 3600000") .without_effect("OTEL_EXPORTER_OTLP_METRICS_TIMEOUT applies instead");
     OTEL_METRICS_EXEMPLAR_FILTER: String = "", "selection of exemplars"
-        .has_no_effect_with_notice_when(Condition::NotEmpty, "no exemplars are recorded");
+        .without_effect("no exemplars are recorded");
     OTEL_EXPORTER_OTLP_METRICS_ENDPOINT: Option<SecretUrl> = "",
         "URL of the collector for metrics; over HTTP with the whole path";
     OTEL_EXPORTER_OTLP_METRICS_PROTOCOL: Option<OtelProtocol> = "", "protocol of the collector for metrics";
@@ -39,7 +39,7 @@ settings! { "Metrics over OTLP", only read "with OTEL_METRICS_EXPORTER=otlp and 
     OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE: TemporalityPreference = "cumulative",
         "counts since the start, or since the last export; lowmemory is delta";
     OTEL_EXPORTER_OTLP_METRICS_DEFAULT_HISTOGRAM_AGGREGATION: String = "explicit_bucket_histogram", "form of histograms"
-        .has_no_effect_with_notice_when(Condition::IsNot("explicit_bucket_histogram"), "histograms have the bounds that Prometheus gets");
+        .without_effect("histograms have the bounds that Prometheus gets");
 }
 
 named_enum! {

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use super::setting::{Condition, settings};
+use super::setting::settings;
 use super::values::Values;
 use crate::base::go_syntax::DurationText;
 
@@ -17,9 +17,9 @@ settings! { "Process";
         .within("0 to 1h");
     TOLLKEEPER_WORKER_THREADS: usize = "0", "number of worker threads; 0 means one per core" .within("0 to 1024");
     GOMAXPROCS: String = "", "threads of a Go program"
-        .has_no_effect_with_notice_when(Condition::Set, "it is for Go programs; see TOLLKEEPER_WORKER_THREADS");
+        .without_effect("it is for Go programs; see TOLLKEEPER_WORKER_THREADS");
     GOMEMLIMIT: String = "", "memory of a Go program"
-        .has_no_effect_with_notice_when(Condition::Set, "it is for Go programs; see TOLLKEEPER_MEMORY_BYTES");
+        .without_effect("it is for Go programs; see TOLLKEEPER_MEMORY_BYTES");
 }
 
 /// Time limits of a shutdown.

@@ -23,44 +23,31 @@ use self::regions::{
     TOLLKEEPER_GLOBAL_REDIS_IDENTITY, TOLLKEEPER_GLOBAL_REDIS_SENTINEL_AUTH_FILE, TOLLKEEPER_GLOBAL_REDIS_TYPE,
     TOLLKEEPER_GLOBAL_REDIS_URL,
 };
-use super::cloud_identity::{
-    IdentityVariables, TOLLKEEPER_REDIS_AWS_IAM_SERVICE, TOLLKEEPER_REDIS_IDENTITY_USER, TokenCloud,
-};
+use super::cloud_identity::{IdentityVariables, TokenCloud};
 use super::counters::{KeyFormat, OverLimitCacheSettings, read_expiration_jitter, read_key_prefix};
 use super::credentials::CredentialVariables;
 use super::secret::Secret;
-use super::setting::{Condition, Support, settings};
+use super::setting::settings;
 use super::tls::StoreTlsVariables;
 use super::value::number::ByteSize;
 use super::value::text::SecretUrl;
 use super::values::Values;
 
-const NO_EFFECT_PIPELINED: Support =
-    Support::NoEffect { when: Condition::IsNot("0"), why: "commands are pipelined without waiting" };
-const NO_EFFECT_PARALLEL: Support =
-    Support::NoEffect { when: Condition::IsNot("1"), why: "all nodes are always called in parallel" };
-const NO_EFFECT_NO_POOL: Support =
-    Support::NoEffect { when: Condition::IsNot("WAIT"), why: "connections are shared, so none is ever missing" };
-const NO_EFFECT_OBSOLETE: Support =
-    Support::NoEffect { when: Condition::Set, why: "envoyproxy/ratelimit no longer reads it either" };
-
-const fn no_effect_because_start_never_waits(default: &'static str) -> Support {
-    let why = "the start does not wait for Redis, and connection attempts never end";
-    Support::NoEffect { when: Condition::IsNot(default), why }
-}
+const PIPELINED: &str = "commands are pipelined without waiting";
+const PARALLEL: &str = "all nodes are always called in parallel";
+const NO_POOL: &str = "connections are shared, so none is ever missing";
+const OBSOLETE: &str = "envoyproxy/ratelimit no longer reads it either";
+const START_NEVER_WAITS: &str = "the start does not wait for Redis, and connection attempts never end";
 
 settings! { "Counters in Redis", only read "with counters in Redis";
     REDIS_SOCKET_TYPE: SocketKind = "unix", "kind of address in REDIS_URL of a single server: host:port or path"
-        .differs_when(Condition::Never, "not set, the form of REDIS_URL decides") .often_set();
+        .differs("not set, the form of REDIS_URL decides") .often_set();
     REDIS_TYPE: DeploymentKind = "SINGLE", "kind of deployment" .often_set();
     REDIS_URL: SecretUrl = "/var/run/nutcracker/ratelimit.sock",
         "host:port, path or redis://user:password@host:port/db; cluster: a list; sentinel: primary,host:port,..."
-        .differs_when(
-            Condition::Never,
-            "rediss:// is TLS; nodes of a cluster that are found later get the user and password too"
-        ) .often_set();
+        .differs("rediss:// is TLS; nodes of a cluster that are found later get the user and password too") .often_set();
     REDIS_POOL_SIZE: NonZeroUsize = "1", "connections to each node"
-        .differs_when(Condition::Never, "the default there is 10; one connection carries all calls; the maximum is 128");
+        .differs("the default there is 10; one connection carries all calls; the maximum is 128");
     REDIS_AUTH: Option<Secret> = "", "password or user:password; takes precedence over REDIS_URL";
     REDIS_AUTH_FILE: Option<PathBuf> = "",
         "file that holds REDIS_AUTH; read at each connection attempt and when it changes, then told to open connections"
@@ -107,28 +94,28 @@ settings! { "Counters in Redis", only read "with counters in Redis";
         .only_read("with counters in Redis and REDIS_TYPE=sentinel");
     TOLLKEEPER_REDIS_SENTINEL_AUTH_FILE: Option<PathBuf> = "", "file that holds REDIS_SENTINEL_AUTH"
         .only_read("with counters in Redis and REDIS_TYPE=sentinel");
-    REDIS_PIPELINE_WINDOW: Duration = "0", "time to gather commands for a pipeline" .with_support(NO_EFFECT_PIPELINED);
-    REDIS_PIPELINE_LIMIT: i64 = "0", "number of commands in a pipeline" .with_support(NO_EFFECT_PIPELINED);
+    REDIS_PIPELINE_WINDOW: Duration = "0", "time to gather commands for a pipeline" .without_effect(PIPELINED);
+    REDIS_PIPELINE_LIMIT: i64 = "0", "number of commands in a pipeline" .without_effect(PIPELINED);
     REDIS_CLUSTER_PIPELINE_PARALLELISM: i64 = "1", "number of nodes called in parallel"
-        .within("0 or more") .with_support(NO_EFFECT_PARALLEL);
-    REDIS_POOL_ON_EMPTY_BEHAVIOR: String = "WAIT", "WAIT, CREATE or ERROR" .with_support(NO_EFFECT_NO_POOL);
+        .within("0 or more") .without_effect(PARALLEL);
+    REDIS_POOL_ON_EMPTY_BEHAVIOR: String = "WAIT", "WAIT, CREATE or ERROR" .without_effect(NO_POOL);
     REDIS_STARTUP_INITIAL_INTERVAL: Duration = "1s", "first delay between connection attempts at start"
-        .with_support(no_effect_because_start_never_waits("1s"));
+        .without_effect(START_NEVER_WAITS);
     REDIS_STARTUP_MAX_INTERVAL: Duration = "30s", "longest delay between connection attempts at start"
-        .with_support(no_effect_because_start_never_waits("30s"));
+        .without_effect(START_NEVER_WAITS);
     REDIS_STARTUP_MAX_ELAPSED_TIME: Duration = "0", "time limit of connection attempts at start; 0 means none"
-        .with_support(no_effect_because_start_never_waits("0"));
+        .without_effect(START_NEVER_WAITS);
     REDIS_CLOSE_CONNECTION_ON_READONLY_ERROR: bool = "false", "reconnect when Redis reports that it is read-only"
-        .has_no_effect_with_notice_when(Condition::True, "it is always so");
+        .without_effect("it is always so");
     REDIS_PERSECOND: bool = "false", "count limits per second in another Redis";
     REDIS_PERSECOND_SOCKET_TYPE: SocketKind = "unix", "REDIS_SOCKET_TYPE for limits per second"
-        .differs_when(Condition::Never, "not set, the form of REDIS_PERSECOND_URL decides") .only_read("with counters in Redis and REDIS_PERSECOND=true");
+        .differs("not set, the form of REDIS_PERSECOND_URL decides") .only_read("with counters in Redis and REDIS_PERSECOND=true");
     REDIS_PERSECOND_TYPE: DeploymentKind = "SINGLE", "REDIS_TYPE for limits per second"
         .only_read("with counters in Redis and REDIS_PERSECOND=true");
     REDIS_PERSECOND_URL: SecretUrl = "/var/run/nutcracker/ratelimitpersecond.sock", "REDIS_URL for limits per second"
-        .differs_when(Condition::Never, "the same as for REDIS_URL") .only_read("with counters in Redis and REDIS_PERSECOND=true");
+        .differs("the same as for REDIS_URL") .only_read("with counters in Redis and REDIS_PERSECOND=true");
     REDIS_PERSECOND_POOL_SIZE: NonZeroUsize = "1", "REDIS_POOL_SIZE for limits per second"
-        .differs_when(Condition::Never, "the same as for REDIS_POOL_SIZE") .only_read("with counters in Redis and REDIS_PERSECOND=true");
+        .differs("the same as for REDIS_POOL_SIZE") .only_read("with counters in Redis and REDIS_PERSECOND=true");
     REDIS_PERSECOND_AUTH: Option<Secret> = "", "REDIS_AUTH for limits per second" .only_read("with counters in Redis and REDIS_PERSECOND=true");
     REDIS_PERSECOND_AUTH_FILE: Option<PathBuf> = "", "REDIS_AUTH_FILE for limits per second"
         .only_read("with counters in Redis and REDIS_PERSECOND=true");
@@ -149,15 +136,15 @@ settings! { "Counters in Redis", only read "with counters in Redis";
     TOLLKEEPER_REDIS_PERSECOND_SENTINEL_AUTH_FILE: Option<PathBuf> = "",
         "TOLLKEEPER_REDIS_SENTINEL_AUTH_FILE for limits per second" .only_read("with counters in Redis and REDIS_PERSECOND_TYPE=sentinel");
     REDIS_PERSECOND_PIPELINE_WINDOW: Duration = "0", "REDIS_PIPELINE_WINDOW for limits per second"
-        .with_support(NO_EFFECT_PIPELINED);
-    REDIS_PERSECOND_PIPELINE_LIMIT: i64 = "0", "REDIS_PIPELINE_LIMIT for limits per second" .with_support(NO_EFFECT_PIPELINED);
+        .without_effect(PIPELINED);
+    REDIS_PERSECOND_PIPELINE_LIMIT: i64 = "0", "REDIS_PIPELINE_LIMIT for limits per second" .without_effect(PIPELINED);
     REDIS_PERSECOND_CLUSTER_PIPELINE_PARALLELISM: i64 = "1", "REDIS_CLUSTER_PIPELINE_PARALLELISM for limits per second"
-        .within("0 or more") .with_support(NO_EFFECT_PARALLEL);
+        .within("0 or more") .without_effect(PARALLEL);
     REDIS_PERSECOND_POOL_ON_EMPTY_BEHAVIOR: String = "WAIT", "REDIS_POOL_ON_EMPTY_BEHAVIOR for limits per second"
-        .with_support(NO_EFFECT_NO_POOL);
-    REDIS_POOL_ON_EMPTY_WAIT_DURATION: String = "", "removed from envoyproxy/ratelimit" .with_support(NO_EFFECT_OBSOLETE);
+        .without_effect(NO_POOL);
+    REDIS_POOL_ON_EMPTY_WAIT_DURATION: String = "", "removed from envoyproxy/ratelimit" .without_effect(OBSOLETE);
     REDIS_PERSECOND_POOL_ON_EMPTY_WAIT_DURATION: String = "", "removed from envoyproxy/ratelimit"
-        .with_support(NO_EFFECT_OBSOLETE);
+        .without_effect(OBSOLETE);
 }
 
 static MAIN_IDENTITY_VARIABLES: IdentityVariables = IdentityVariables {
@@ -166,9 +153,7 @@ static MAIN_IDENTITY_VARIABLES: IdentityVariables = IdentityVariables {
     aws_user_id: &REDIS_AWS_IAM_USER_ID,
     aws_is_serverless: &REDIS_AWS_IAM_SERVERLESS,
     aws_region: &REDIS_AWS_IAM_REGION,
-    aws_service: &TOLLKEEPER_REDIS_AWS_IAM_SERVICE,
     cloud: &TOLLKEEPER_REDIS_IDENTITY,
-    user: &TOLLKEEPER_REDIS_IDENTITY_USER,
 };
 
 static PER_SECOND_IDENTITY_VARIABLES: IdentityVariables = IdentityVariables {
@@ -177,9 +162,7 @@ static PER_SECOND_IDENTITY_VARIABLES: IdentityVariables = IdentityVariables {
     aws_user_id: &REDIS_PERSECOND_AWS_IAM_USER_ID,
     aws_is_serverless: &REDIS_PERSECOND_AWS_IAM_SERVERLESS,
     aws_region: &REDIS_AWS_IAM_REGION,
-    aws_service: &TOLLKEEPER_REDIS_AWS_IAM_SERVICE,
     cloud: &TOLLKEEPER_REDIS_PERSECOND_IDENTITY,
-    user: &TOLLKEEPER_REDIS_IDENTITY_USER,
 };
 
 static MAIN_REDIS_VARIABLES: DeploymentVariables = DeploymentVariables {
@@ -187,16 +170,8 @@ static MAIN_REDIS_VARIABLES: DeploymentVariables = DeploymentVariables {
     connections: Some(&REDIS_POOL_SIZE),
     connect_timeout: &REDIS_TIMEOUT,
     tls: Some(&REDIS_TLS),
-    server: CredentialVariables {
-        auth: Some(&REDIS_AUTH),
-        file: Some(&REDIS_AUTH_FILE),
-        identity: Some(&MAIN_IDENTITY_VARIABLES),
-    },
-    sentinels: CredentialVariables {
-        auth: Some(&REDIS_SENTINEL_AUTH),
-        file: Some(&TOLLKEEPER_REDIS_SENTINEL_AUTH_FILE),
-        identity: None,
-    },
+    server: CredentialVariables::new(Some(&REDIS_AUTH), Some(&REDIS_AUTH_FILE)).or_identity(&MAIN_IDENTITY_VARIABLES),
+    sentinels: CredentialVariables::new(Some(&REDIS_SENTINEL_AUTH), Some(&TOLLKEEPER_REDIS_SENTINEL_AUTH_FILE)),
 };
 
 static PER_SECOND_REDIS_VARIABLES: DeploymentVariables = DeploymentVariables {
@@ -208,16 +183,12 @@ static PER_SECOND_REDIS_VARIABLES: DeploymentVariables = DeploymentVariables {
     connections: Some(&REDIS_PERSECOND_POOL_SIZE),
     connect_timeout: &REDIS_PERSECOND_TIMEOUT,
     tls: Some(&REDIS_PERSECOND_TLS),
-    server: CredentialVariables {
-        auth: Some(&REDIS_PERSECOND_AUTH),
-        file: Some(&REDIS_PERSECOND_AUTH_FILE),
-        identity: Some(&PER_SECOND_IDENTITY_VARIABLES),
-    },
-    sentinels: CredentialVariables {
-        auth: Some(&REDIS_PERSECOND_SENTINEL_AUTH),
-        file: Some(&TOLLKEEPER_REDIS_PERSECOND_SENTINEL_AUTH_FILE),
-        identity: None,
-    },
+    server: CredentialVariables::new(Some(&REDIS_PERSECOND_AUTH), Some(&REDIS_PERSECOND_AUTH_FILE))
+        .or_identity(&PER_SECOND_IDENTITY_VARIABLES),
+    sentinels: CredentialVariables::new(
+        Some(&REDIS_PERSECOND_SENTINEL_AUTH),
+        Some(&TOLLKEEPER_REDIS_PERSECOND_SENTINEL_AUTH_FILE),
+    ),
 };
 
 static GLOBAL_IDENTITY_VARIABLES: IdentityVariables = IdentityVariables {
@@ -226,9 +197,7 @@ static GLOBAL_IDENTITY_VARIABLES: IdentityVariables = IdentityVariables {
     aws_user_id: &TOLLKEEPER_GLOBAL_REDIS_AWS_IAM_USER_ID,
     aws_is_serverless: &TOLLKEEPER_GLOBAL_REDIS_AWS_IAM_SERVERLESS,
     aws_region: &TOLLKEEPER_GLOBAL_REDIS_AWS_IAM_REGION,
-    aws_service: &TOLLKEEPER_REDIS_AWS_IAM_SERVICE,
     cloud: &TOLLKEEPER_GLOBAL_REDIS_IDENTITY,
-    user: &TOLLKEEPER_REDIS_IDENTITY_USER,
 };
 
 /// Redis that all regions reach.
@@ -241,16 +210,9 @@ static GLOBAL_REDIS_VARIABLES: DeploymentVariables = DeploymentVariables {
     connections: Some(&REDIS_POOL_SIZE),
     connect_timeout: &REDIS_TIMEOUT,
     tls: None,
-    server: CredentialVariables {
-        auth: None,
-        file: Some(&TOLLKEEPER_GLOBAL_REDIS_AUTH_FILE),
-        identity: Some(&GLOBAL_IDENTITY_VARIABLES),
-    },
-    sentinels: CredentialVariables {
-        auth: None,
-        file: Some(&TOLLKEEPER_GLOBAL_REDIS_SENTINEL_AUTH_FILE),
-        identity: None,
-    },
+    server: CredentialVariables::new(None, Some(&TOLLKEEPER_GLOBAL_REDIS_AUTH_FILE))
+        .or_identity(&GLOBAL_IDENTITY_VARIABLES),
+    sentinels: CredentialVariables::new(None, Some(&TOLLKEEPER_GLOBAL_REDIS_SENTINEL_AUTH_FILE)),
 };
 
 /// Settings of certificates, for all deployments.

@@ -140,7 +140,7 @@ fn decide_disposition(variable: &Variable, findings: &EnvironmentFindings) -> Di
         return Disposition::Differs { why: difference.what.clone() };
     }
     match variable.setting.info().support {
-        Support::Differs { when, how } if variable.text.as_deref().is_some_and(|text| when.is_met_by(text)) => {
+        Support::Differs { by_value: true, how } if variable.differs_from_default() => {
             Disposition::Differs { why: how.to_owned() }
         }
         _ => Disposition::Honoured,

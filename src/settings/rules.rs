@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::redis::TOLLKEEPER_MAX_REPLICAS;
-use super::setting::{Condition, settings};
+use super::setting::settings;
 use super::value::choices;
 use super::values::Values;
 use crate::base::named_enum::named_enum;
@@ -27,11 +27,11 @@ settings! { "Rules and their files";
         .only_read("with CONFIG_TYPE=FILE");
     RUNTIME_WATCH_ROOT: bool = "true",
         "watch RUNTIME_ROOT for a swapped symbolic link, instead of the directory of the rule files"
-        .differs_when(Condition::True, "files edited in place are noticed with either value") .only_read("with CONFIG_TYPE=FILE");
+        .differs("files edited in place are noticed with either value") .only_read("with CONFIG_TYPE=FILE");
     TOLLKEEPER_RULE_DEFAULTS: Option<PathBuf> = "",
         "file of defaults for rules of any source, by domain and unit; reloaded like rules";
     MERGE_DOMAIN_CONFIG: bool = "false", "merge files with the same domain, instead of an error"
-        .differs_when(Condition::True, "files are merged in the order of their names");
+        .differs_by_value("files are merged in the order of their names");
     FORCE_START_WITHOUT_INITIAL_CONFIG: bool = "false", "report healthy before the first rules over xDS"
         .only_read("with CONFIG_TYPE=GRPC_XDS_SOTW");
     HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED: bool = "false", "report unhealthy until at least one domain is loaded";
@@ -93,18 +93,23 @@ pub struct RuleSettings {
 
 impl RuleSettings {
     /// Reads the settings; `on_store_error` is the failure policy of rules that have none.
-    pub(super) fn from_values(values: &Values, on_store_error: StoreFailurePolicy) -> Self {
+    pub(super) fn from_values(values: &mut Values, on_store_error: StoreFailurePolicy) -> Self {
         let are_files = values.get(&CONFIG_TYPE) == RuleSourceKind::Files;
         let defaults = values.get(&TOLLKEEPER_RULE_DEFAULTS);
         // Defaults are watched like rule files, wherever the rules come from.
         let is_watched = are_files || defaults.is_some();
+        let watch_root = values.get_if(are_files, &RUNTIME_WATCH_ROOT);
+        if watch_root && values.is_set(&RUNTIME_WATCH_ROOT) {
+            let how = "files edited in place are noticed with either value";
+            values.mark_difference_from_envoy_ratelimit(&RUNTIME_WATCH_ROOT, how);
+        }
         let poll_interval = values.get_if(is_watched, &TOLLKEEPER_POLL_INTERVAL);
         Self {
             root: values.get_if(are_files, &RUNTIME_ROOT),
             subdirectory: values.get_if(are_files, &RUNTIME_SUBDIRECTORY),
             app_directory: values.get_if(are_files, &RUNTIME_APPDIRECTORY),
             ignore_dot_files: values.get_if(are_files, &RUNTIME_IGNOREDOTFILES),
-            watch_root: values.get_if(are_files, &RUNTIME_WATCH_ROOT),
+            watch_root,
             defaults,
             merge_domains: values.get(&MERGE_DOMAIN_CONFIG),
             healthy_with_at_least_one_config: values.get(&HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED),

@@ -8,7 +8,6 @@ use std::marker::PhantomData;
 
 use super::problem::InvalidSetting;
 use super::value::SettingValue;
-use crate::base::go_syntax::parse_bool;
 
 /// An environment variable with values of type `T`.
 pub struct Setting<T: SettingValue> {
@@ -57,46 +56,16 @@ pub enum Support {
     Honoured,
     /// The variable is honoured, with a difference from envoyproxy/ratelimit.
     Differs {
-        /// Values that make a difference by themselves. The code that reads the setting knows about other variables.
-        when: Condition,
+        /// `true` if any value but the default makes the difference; otherwise the code that reads the setting knows.
+        by_value: bool,
         /// The difference.
         how: &'static str,
     },
-    /// The variable has no effect, and no verdict depends on it.
+    /// The variable has no effect, and no verdict depends on it; a value other than the default gets a notice.
     NoEffect {
-        /// Values that deserve a notice.
-        when: Condition,
         /// Reason for the notice.
         why: &'static str,
     },
-}
-
-/// A condition on the text of a variable that is set.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Condition {
-    /// Any text, the empty one included.
-    Set,
-    /// Any text except the empty one.
-    NotEmpty,
-    /// A word for true.
-    True,
-    /// Any text except this one and the empty one.
-    IsNot(&'static str),
-    /// No text.
-    Never,
-}
-
-impl Condition {
-    /// Returns `true` if `text` meets the condition.
-    pub fn is_met_by(self, text: &str) -> bool {
-        match self {
-            Self::Set => true,
-            Self::NotEmpty => !text.is_empty(),
-            Self::True => parse_bool(text) == Some(true),
-            Self::IsNot(word) => !text.is_empty() && text != word,
-            Self::Never => false,
-        }
-    }
 }
 
 impl<T: SettingValue> Setting<T> {
@@ -111,18 +80,22 @@ impl<T: SettingValue> Setting<T> {
         Self { range, ..self }
     }
 
-    /// Declares a difference from envoyproxy/ratelimit that these values make.
-    pub(crate) const fn differs_when(self, when: Condition, how: &'static str) -> Self {
-        self.with_support(Support::Differs { when, how })
+    /// Declares a difference from envoyproxy/ratelimit.
+    pub(crate) const fn differs(self, how: &'static str) -> Self {
+        self.with_support(Support::Differs { by_value: false, how })
     }
 
-    /// Declares that the setting has no effect, with a notice for some values.
-    pub(crate) const fn has_no_effect_with_notice_when(self, when: Condition, why: &'static str) -> Self {
-        self.with_support(Support::NoEffect { when, why })
+    /// Declares a difference from envoyproxy/ratelimit that any value but the default makes.
+    pub(crate) const fn differs_by_value(self, how: &'static str) -> Self {
+        self.with_support(Support::Differs { by_value: true, how })
     }
 
-    /// Declares the support for the setting.
-    pub(crate) const fn with_support(self, support: Support) -> Self {
+    /// Declares that the setting has no effect.
+    pub(crate) const fn without_effect(self, why: &'static str) -> Self {
+        self.with_support(Support::NoEffect { why })
+    }
+
+    const fn with_support(self, support: Support) -> Self {
         Self { info: SettingInfo { support, ..self.info }, ..self }
     }
 

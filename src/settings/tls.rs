@@ -16,26 +16,26 @@ use rustls::{CertificateError, ClientConfig, Error};
 
 use super::pem::{ClientCertificate, PemFile, collect_trusted_roots, finish_tls_client_config};
 use super::problem::UnusableSetting;
-use super::setting::{AnySetting, Condition, Setting, settings};
+use super::setting::{AnySetting, Setting, settings};
 use super::values::Values;
 
 settings! { "TLS of the listeners";
     GRPC_SERVER_USE_TLS: bool = "false", "serve gRPC over TLS" .often_set();
     GRPC_SERVER_TLS_CERT: Option<PathBuf> = "",
         "certificate chain of the gRPC listener, PEM file; reloaded when it changes"
-        .differs_when(Condition::Never, "it may be in another directory than the key") .only_read("with GRPC_SERVER_USE_TLS=true")
+        .differs("it may be in another directory than the key") .only_read("with GRPC_SERVER_USE_TLS=true")
         .often_set();
     GRPC_SERVER_TLS_KEY: Option<PathBuf> = "",
         "private key of the gRPC listener, PEM file; reloaded when it changes" .only_read("with GRPC_SERVER_USE_TLS=true")
         .often_set();
     GRPC_SERVER_TLS_CA_CERT: Option<PathBuf> = "", "set by Envoy Gateway"
-        .has_no_effect_with_notice_when(Condition::NotEmpty, "envoyproxy/ratelimit does not read it either");
+        .without_effect("envoyproxy/ratelimit does not read it either");
     GRPC_CLIENT_TLS_CACERT: Option<PathBuf> = "",
         "CA certificates for clients, PEM file; set: clients need a certificate; reloaded when it changes"
-        .differs_when(Condition::NotEmpty, "the system's CAs are not trusted; without TLS it prevents the start")
+        .differs_by_value("the system's CAs are not trusted; without TLS it prevents the start")
         .often_set();
     GRPC_CLIENT_TLS_SAN: Option<String> = "", "DNS name that a client certificate must hold"
-        .differs_when(Condition::Never, "without GRPC_CLIENT_TLS_CACERT it prevents the start");
+        .differs("without GRPC_CLIENT_TLS_CACERT it prevents the start");
     TOLLKEEPER_HTTP_TLS_CERT: Option<PathBuf> = "",
         "certificate chain of the HTTP listener, PEM file; not set: it serves without TLS";
     TOLLKEEPER_HTTP_TLS_KEY: Option<PathBuf> = "", "private key of the HTTP listener, PEM file";

@@ -15,7 +15,7 @@ use std::time::Duration;
 use super::collector::{CollectorSettings, CollectorTls, check_collector_url, is_header_pair, parse_attribute};
 use super::pem::PemFile;
 use super::secret::Secret;
-use super::setting::{AnySetting as _, Condition, Setting, settings};
+use super::setting::{AnySetting as _, Setting, settings};
 use super::value::text::{SecretUrl, TextList};
 use super::value::{Choice, WordTable, choices};
 use super::values::Values;
@@ -33,7 +33,7 @@ settings! { "Tracing", only read "with TRACING_ENABLED=true and without OTEL_SDK
         "protocol of the collector; takes precedence over OTEL_EXPORTER_OTLP_PROTOCOL";
     TRACING_SAMPLING_RATE: f64 = "1",
         "share of the traces started here that is sampled; takes precedence over OTEL_TRACES_SAMPLER"
-        .within("0 to 1") .differs_when(Condition::Never, "a number outside of 0 to 1 prevents the start");
+        .within("0 to 1") .differs("a number outside of 0 to 1 prevents the start");
     TOLLKEEPER_TRACE_DESCRIPTORS: bool = "false",
         "record descriptors in spans; they may identify persons";
     OTEL_SDK_DISABLED: bool = "false", "turn off traces and metrics over OTLP";
@@ -63,9 +63,9 @@ settings! { "Tracing", only read "with TRACING_ENABLED=true and without OTEL_SDK
     OTEL_EXPORTER_OTLP_CLIENT_KEY: Option<PathBuf> = "", "private key of the client certificate, PEM file";
     OTEL_EXPORTER_OTLP_TRACES_CLIENT_KEY: Option<PathBuf> = "", "the same for traces";
     OTEL_EXPORTER_OTLP_INSECURE: bool = "false", "connect to the collector without TLS"
-        .has_no_effect_with_notice_when(Condition::True, "the URL decides, by http:// or https://");
+        .without_effect("the URL decides, by http:// or https://");
     OTEL_EXPORTER_OTLP as "OTEL_EXPORTER_OTLP_*": Option<Secret> = "", "other settings of OTLP exporters"
-        .has_no_effect_with_notice_when(Condition::NotEmpty, "it is not for traces, logs or metrics, or not known");
+        .without_effect("it is not for traces, logs or metrics, or not known");
     OTEL_TRACES_SAMPLER: Option<OtelSampler> = "", "sampler of traces; not set: TRACING_SAMPLING_RATE"
         .only_read("with TRACING_ENABLED=true and without OTEL_SDK_DISABLED and TRACING_SAMPLING_RATE");
     OTEL_TRACES_SAMPLER_ARG: f64 = "1", "share of the traces that a traceidratio sampler keeps" .within("0 to 1")
@@ -79,7 +79,7 @@ settings! { "Tracing", only read "with TRACING_ENABLED=true and without OTEL_SDK
     OTEL_BSP_SCHEDULE_DELAY: u64 = "5000", "time that a span waits for others before export, in milliseconds"
         .within("1 to 3600000");
     OTEL_BSP_EXPORT_TIMEOUT: u64 = "30000", "see OTEL_EXPORTER_OTLP_TIMEOUT"
-        .within("1 to 3600000") .has_no_effect_with_notice_when(Condition::Set, "OTEL_EXPORTER_OTLP_TIMEOUT applies instead");
+        .within("1 to 3600000") .without_effect("OTEL_EXPORTER_OTLP_TIMEOUT applies instead");
 }
 
 impl Choice for OtlpProtocol {

@@ -47,9 +47,14 @@ impl Variable {
         };
         match (self.setting.validate(text), self.setting.info().support) {
             (Err(invalid), _) => VariableEffect::Invalid(invalid),
-            (Ok(()), Support::NoEffect { when, why }) if when.is_met_by(text) => VariableEffect::None(why),
+            (Ok(()), Support::NoEffect { why }) if self.setting.overrides_default(text) => VariableEffect::None(why),
             (Ok(()), _) => VariableEffect::Used,
         }
+    }
+
+    /// Returns `true` if its value is valid and not the default.
+    pub(crate) fn differs_from_default(&self) -> bool {
+        self.text.as_ref().is_some_and(|text| self.setting.overrides_default(text))
     }
 
     /// Formats its value for messages; `?` stands for one that is not UTF-8.

@@ -12,7 +12,7 @@ use super::address::{Address, Host};
 use super::pem::{ClientCertificate, PemFile};
 use super::rules::{CONFIG_TYPE, RuleSourceKind};
 use super::secret::Secret;
-use super::setting::{Condition, settings};
+use super::setting::settings;
 use super::value::text::SecretUrl;
 use super::values::Values;
 
@@ -21,7 +21,7 @@ settings! { "Rules over xDS", only read "with CONFIG_TYPE=GRPC_XDS_SOTW";
     CONFIG_GRPC_XDS_NODE_METADATA: String = "", "node metadata: k=v,k=v";
     CONFIG_GRPC_XDS_SERVER_URL: SecretUrl = "localhost:18000", "host:port of the xDS server" .often_set();
     CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL: Duration = "3s", "time between connection attempts"
-        .has_no_effect_with_notice_when(Condition::NotEmpty, "the delays of XDS_CLIENT_BACKOFF_* apply, as in envoyproxy/ratelimit");
+        .without_effect("the delays of XDS_CLIENT_BACKOFF_* apply, as in envoyproxy/ratelimit");
     CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS: Option<Secret> = "", "headers of the stream: k:v,k:v";
     CONFIG_GRPC_XDS_SERVER_USE_TLS: bool = "false", "connect over TLS";
     CONFIG_GRPC_XDS_CLIENT_TLS_CERT: Option<PathBuf> = "",
@@ -33,14 +33,14 @@ settings! { "Rules over xDS", only read "with CONFIG_TYPE=GRPC_XDS_SOTW";
     CONFIG_GRPC_XDS_SERVER_TLS_SAN: Option<String> = "",
         "name that the certificate of the xDS server must hold, instead of the host" .only_read("with CONFIG_TYPE=GRPC_XDS_SOTW and CONFIG_GRPC_XDS_SERVER_USE_TLS=true");
     XDS_CLIENT_BACKOFF_INITIAL_INTERVAL: Duration = "600ms", "first delay after a lost stream"
-        .differs_when(Condition::Never, "10s in envoyproxy/ratelimit");
+        .differs("10s in envoyproxy/ratelimit");
     XDS_CLIENT_BACKOFF_MAX_INTERVAL: Duration = "3s", "longest delay after a lost stream"
-        .differs_when(Condition::Never, "60s in envoyproxy/ratelimit");
+        .differs("60s in envoyproxy/ratelimit");
     XDS_CLIENT_BACKOFF_RANDOM_FACTOR: f64 = "0.66", "share of a delay by which it varies"
         .within("0 to 1");
     XDS_CLIENT_BACKOFF_JITTER: bool = "true", "randomize the delays";
     XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES: i64 = "0", "maximum size of a message; 0 means 64 MiB"
-        .differs_when(Condition::Never, "0 means 4 MiB in envoyproxy/ratelimit");
+        .differs("0 means 4 MiB in envoyproxy/ratelimit");
     TOLLKEEPER_XDS_CACHE: Option<PathBuf> = "",
         "file that keeps the last accepted rules, for a start while the control plane is away";
 }
