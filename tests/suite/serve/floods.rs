@@ -297,7 +297,8 @@ fn message_that_takes_too_long_ends_its_call() {
 #[test]
 fn health_checks_beyond_their_reserve_are_refused() {
     const RESERVE: u32 = 256;
-    let server = server().env("TOLLKEEPER_MAX_CONCURRENT_REQUESTS", "10").start();
+    // An address gets a quarter.
+    let server = server().env("TOLLKEEPER_MAX_CONCURRENT_REQUESTS", "40").start();
     let mut connection = Http2Connection::connect(server.grpc_port());
     let (watches, all) = (RESERVE + 10, RESERVE + 20);
     for stream in (1..2 * all).step_by(2) {
@@ -308,7 +309,7 @@ fn health_checks_beyond_their_reserve_are_refused() {
     answered.sort_unstable();
     refused.sort_unstable();
     assert_eq!((answered.last(), refused.first()), (Some(&(2 * watches - 1)), Some(&(2 * watches + 1))));
-    assert_eq!(refusals(&server, "concurrent_requests"), 10);
+    assert_eq!(refusals(&server, "concurrent_requests_per_address"), 10);
     // A place that becomes free is for a health check, not for a decision.
     connection.send(RST_STREAM, 0, 1, &[0; 4]).unwrap();
     let client = Client::connect(server.grpc_port());
