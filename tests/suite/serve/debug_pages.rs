@@ -380,14 +380,11 @@ descriptors:
 }
 
 mod page_builder {
-    use std::pin::pin;
+    use std::sync::Arc;
     use std::sync::atomic::{AtomicU32, Ordering};
-    use std::sync::{Arc, mpsc};
     use std::time::Duration;
 
-    use axum::http::{StatusCode, Uri, header};
-    use futures_util::future::join_all;
-    use futures_util::poll;
+    use axum::http::{StatusCode, Uri};
     use tollkeeper::base::threads;
     use tollkeeper::serve::http::page_builder::{Page, PageBuilder};
 
@@ -409,20 +406,5 @@ mod page_builder {
             }
             assert_eq!(built.load(Ordering::Relaxed), expected, "{status}");
         }
-    }
-
-    #[tokio::test]
-    async fn more_requests_than_may_wait_are_told_to_come_back() {
-        let (pages, uri) = (PageBuilder::default(), Uri::from_static("/top"));
-        let (release, held) = mpsc::channel::<()>();
-        let mut first = pin!(pages.respond_with_page(&uri, move || held.recv().ok().and(None)));
-        assert!(poll!(first.as_mut()).is_pending());
-        let mut waiting = pin!(join_all((1..256).map(|_| pages.respond_with_page(&uri, || None))));
-        assert!(poll!(waiting.as_mut()).is_pending());
-        let response = pages.respond_with_page(&uri, || None).await;
-        assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
-        assert_eq!(response.headers()[header::RETRY_AFTER], "1");
-        release.send(()).expect("the page waits");
-        first.await;
     }
 }
