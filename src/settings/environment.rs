@@ -112,7 +112,7 @@ const FOREIGN_VARIABLES: [(&str, &str); 27] = [
 ];
 
 /// Removed variables, with what to use instead.
-const REMOVED_VARIABLES: [(&str, &str); 15] = [
+const REMOVED_VARIABLES: [(&str, &str); 14] = [
     ("TOLLKEEPER_MAX_CONNECTIONS_PER_ADDRESS", "nothing: an address gets a fifth of TOLLKEEPER_MAX_CONNECTIONS"),
     (
         "TOLLKEEPER_MAX_CONCURRENT_REQUESTS_PER_ADDRESS",
@@ -135,13 +135,12 @@ const REMOVED_VARIABLES: [(&str, &str); 15] = [
     ("TOLLKEEPER_GLOBAL_REDIS_POOL_SIZE", "REDIS_POOL_SIZE"),
     ("TOLLKEEPER_GLOBAL_REDIS_TIMEOUT", "REDIS_TIMEOUT"),
     ("TOLLKEEPER_DECISION_LOG_REDIS_TYPE", "nothing: the form of TOLLKEEPER_DECISION_LOG_REDIS_URL says it"),
-    ("TOLLKEEPER_DECISION_LOG_REDIS_SENTINEL_AUTH_FILE", "a password in TOLLKEEPER_DECISION_LOG_REDIS_URL"),
     ("TOLLKEEPER_REGION_LEASE", "nothing: a cut-off region keeps its part for as long as it is cut off"),
 ];
 
 /// Removed variables that prevent the start, with what to use instead: ignored, they would leave a connection without
 /// TLS or password.
-const REFUSED_VARIABLES: [(&str, &str); 7] = [
+const REFUSED_VARIABLES: [(&str, &str); 8] = [
     ("TOLLKEEPER_REDIS_AUTH_FILE", "REDIS_AUTH_FILE"),
     ("TOLLKEEPER_REDIS_PERSECOND_AUTH_FILE", "REDIS_PERSECOND_AUTH_FILE"),
     ("TOLLKEEPER_GLOBAL_REDIS_TLS", "rediss:// in TOLLKEEPER_GLOBAL_REDIS_URL"),
@@ -149,6 +148,7 @@ const REFUSED_VARIABLES: [(&str, &str); 7] = [
     ("TOLLKEEPER_GLOBAL_REDIS_SENTINEL_AUTH", "TOLLKEEPER_GLOBAL_REDIS_SENTINEL_AUTH_FILE"),
     ("TOLLKEEPER_DECISION_LOG_REDIS_TLS", "rediss:// in TOLLKEEPER_DECISION_LOG_REDIS_URL"),
     ("TOLLKEEPER_DECISION_LOG_REDIS_SENTINEL_AUTH", "a password in TOLLKEEPER_DECISION_LOG_REDIS_URL"),
+    ("TOLLKEEPER_DECISION_LOG_REDIS_SENTINEL_AUTH_FILE", "a password in TOLLKEEPER_DECISION_LOG_REDIS_URL"),
 ];
 
 /// Starts of names of this program and of envoyproxy/ratelimit.
