@@ -23,7 +23,8 @@ settings! { "Limits on clients";
         "time limit of a TLS handshake, the first request, a call's message, and over HTTP/1 each request's headers"
         .within("100ms to 1h");
     TOLLKEEPER_IDLE_TIMEOUT: Duration = "1h",
-        "time without a new request after which a gRPC connection gets GOAWAY; 0 means no limit" .within("0 or 100ms to 24h");
+        "time without a new request after which a gRPC connection gets GOAWAY; 0 means no limit"
+        .within("0 or 100ms to 24h");
 }
 
 /// Limits on the connections and requests of clients.

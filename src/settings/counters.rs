@@ -27,7 +27,8 @@ settings! { "Counters";
         .only_read("with counters in Redis or memcached, and without TOLLKEEPER_OVER_LIMIT_CACHE_BYTES=0");
     EXPIRATION_JITTER_MAX_SECONDS: i64 = "300",
         "maximum random addition to the TTL of a counter in Redis, in seconds; 0 or less means none"
-        .differs("only with TOLLKEEPER_KEY_FORMAT=ratelimit") .only_read("with TOLLKEEPER_KEY_FORMAT=ratelimit and counters in Redis or memcached");
+        .differs("only with TOLLKEEPER_KEY_FORMAT=ratelimit")
+        .only_read("with TOLLKEEPER_KEY_FORMAT=ratelimit and counters in Redis or memcached");
     TOLLKEEPER_HOLDER_TIMEOUT: Duration = "30s",
         "time without health check or call after which the slots of an Envoy are free: rules with `concurrent`"
         .within("1s to 1h");

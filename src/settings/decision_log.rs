@@ -28,14 +28,17 @@ settings! { "Decision log";
     TOLLKEEPER_DECISION_LOG_SAMPLE: f64 = "1",
         "share of the keys whose decisions are logged; all replicas choose the same keys"
         .within("0 to 1") .only_read("with TOLLKEEPER_DECISION_LOG");
-    TOLLKEEPER_ZONE: String = "", "zone of this replica, such as europe-west1-b, for the records of its decisions; empty: none" .only_read("with TOLLKEEPER_DECISION_LOG");
+    TOLLKEEPER_ZONE: String = "", "zone of this replica, such as europe-west1-b, for the records of its decisions; empty: none"
+        .only_read("with TOLLKEEPER_DECISION_LOG");
     TOLLKEEPER_DECISION_LOG_VALUES: LoggedValueForm = "plain",
         "values of descriptors in the log, /top, /fleet, /counters and the console: as sent, as a keyed hash, or left out"
         .often_set();
     TOLLKEEPER_DECISION_LOG_HASH_KEY: Option<Secret> = "",
-        "key of hashed values, 16 bytes or more; equal keys give equal hashes in all replicas" .only_read("if values are hashed (TOLLKEEPER_TOP_VALUES), or replicas exchange statistics through Redis");
+        "key of hashed values, 16 bytes or more; equal keys give equal hashes in all replicas"
+        .only_read("if values are hashed (TOLLKEEPER_TOP_VALUES), or replicas exchange statistics through Redis");
     TOLLKEEPER_DECISION_LOG_HASH_KEY_FILE: Option<PathBuf> = "",
-        "file that holds the key of hashed values, read at the start" .only_read("if values are hashed (TOLLKEEPER_TOP_VALUES), or replicas exchange statistics through Redis");
+        "file that holds the key of hashed values, read at the start"
+        .only_read("if values are hashed (TOLLKEEPER_TOP_VALUES), or replicas exchange statistics through Redis");
     TOLLKEEPER_DECISION_LOG_FILE_BYTES: ByteSize = "100MiB", "size at which a log file is rotated"
         .within("64KiB to 1024GiB") .only_read("with TOLLKEEPER_DECISION_LOG");
     TOLLKEEPER_DECISION_LOG_FILES: u32 = "10", "number of log files kept, the current one included"
@@ -51,7 +54,8 @@ settings! { "Decision log";
         .only_read("with redis:STREAM in TOLLKEEPER_DECISION_LOG");
     TOLLKEEPER_DECISION_LOG_REDIS_AUTH: Option<Secret> = "", "password or user:password of the stream's Redis"
         .only_read("with redis:STREAM in TOLLKEEPER_DECISION_LOG");
-    TOLLKEEPER_DECISION_LOG_REDIS_AUTH_FILE: Option<PathBuf> = "", "file that holds it" .only_read("with redis:STREAM in TOLLKEEPER_DECISION_LOG");
+    TOLLKEEPER_DECISION_LOG_REDIS_AUTH_FILE: Option<PathBuf> = "", "file that holds it"
+        .only_read("with redis:STREAM in TOLLKEEPER_DECISION_LOG");
     OTEL_EXPORTER_OTLP_LOGS_ENDPOINT: Option<SecretUrl> = "",
         "URL of the collector of otlp, over HTTP with the whole path; not set: OTEL_EXPORTER_OTLP_ENDPOINT"
         .only_read("with otlp in TOLLKEEPER_DECISION_LOG");
@@ -65,7 +69,8 @@ settings! { "Decision log";
     OTEL_EXPORTER_OTLP_LOGS_COMPRESSION: Option<Compression> = "", "compression of export requests for logs"
         .only_read("with otlp in TOLLKEEPER_DECISION_LOG");
     OTEL_EXPORTER_OTLP_LOGS_CERTIFICATE: Option<PathBuf> = "",
-        "CA certificates for the collector of logs, PEM file, instead of the system's" .only_read("with otlp in TOLLKEEPER_DECISION_LOG");
+        "CA certificates for the collector of logs, PEM file, instead of the system's"
+        .only_read("with otlp in TOLLKEEPER_DECISION_LOG");
     OTEL_EXPORTER_OTLP_LOGS_CLIENT_CERTIFICATE: Option<PathBuf> = "", "client certificate for it, PEM file"
         .only_read("with otlp in TOLLKEEPER_DECISION_LOG");
     OTEL_EXPORTER_OTLP_LOGS_CLIENT_KEY: Option<PathBuf> = "", "private key of the client certificate, PEM file"

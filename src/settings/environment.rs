@@ -218,8 +218,8 @@ impl UnknownVariable {
         instead.or_else(|| self.nearest.map(|name| format!("did you mean {name}?")))
     }
 
-    /// Returns the unknown variable `name` if it begins as known ones do, is of another rate limiter, or resembles a known
-    /// name.
+    /// Returns the unknown variable `name` if it begins as known ones do, is of another rate limiter, or resembles a
+    /// known name.
     fn detect_meant_for_tollkeeper(name: &str) -> Option<Self> {
         if name == DEBUG_ADDRESS_VARIABLE {
             return None;

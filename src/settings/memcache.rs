@@ -27,10 +27,12 @@ settings! { "Counters in memcache", only read "with BACKEND_TYPE=memcache";
     MEMCACHE_SRV_REFRESH: Duration = "0", "interval of reading that record; 0 means once"
         .only_read("with BACKEND_TYPE=memcache and MEMCACHE_SRV");
     MEMCACHE_TLS: bool = "false", "connect over TLS";
-    MEMCACHE_TLS_CLIENT_CERT: Option<PathBuf> = "", "client certificate for memcache, PEM file" .only_read("with BACKEND_TYPE=memcache and MEMCACHE_TLS=true");
+    MEMCACHE_TLS_CLIENT_CERT: Option<PathBuf> = "", "client certificate for memcache, PEM file"
+        .only_read("with BACKEND_TYPE=memcache and MEMCACHE_TLS=true");
     MEMCACHE_TLS_CLIENT_KEY: Option<PathBuf> = "", "private key of the client certificate, PEM file"
         .only_read("with BACKEND_TYPE=memcache and MEMCACHE_TLS=true");
-    MEMCACHE_TLS_CACERT: Option<PathBuf> = "", "CA certificates beside the system's, PEM file" .only_read("with BACKEND_TYPE=memcache and MEMCACHE_TLS=true");
+    MEMCACHE_TLS_CACERT: Option<PathBuf> = "", "CA certificates beside the system's, PEM file"
+        .only_read("with BACKEND_TYPE=memcache and MEMCACHE_TLS=true");
     MEMCACHE_TLS_SKIP_HOSTNAME_VERIFICATION: bool = "false", "accept a trusted certificate for another name"
         .only_read("with BACKEND_TYPE=memcache and MEMCACHE_TLS=true");
 }

@@ -25,7 +25,8 @@ settings! { "Metrics";
         .differs("the default there is true; statsd, DogStatsD and Prometheus can be used together");
     STATSD_HOST: String = "localhost", "host of statsd";
     STATSD_PORT: u16 = "8125", "port of statsd";
-    STATSD_PROTOCOL: StatsdTransport = "tcp", "transport to statsd" .only_read("if metrics are sent to statsd (USE_STATSD=true)");
+    STATSD_PROTOCOL: StatsdTransport = "tcp", "transport to statsd"
+        .only_read("if metrics are sent to statsd (USE_STATSD=true)");
     USE_DOG_STATSD: bool = "false", "send metrics to DogStatsD at STATSD_HOST:STATSD_PORT, over UDP";
     USE_DOG_STATSD_MOGRIFIERS: TextList = "",
         "rewriting rules for DogStatsD metrics, tried in this order: a,b" .only_read("with USE_DOG_STATSD=true");
@@ -33,7 +34,8 @@ settings! { "Metrics";
         "rewriting rule `_X`: `_X_PATTERN` (regular expression), `_X_NAME`, `_X_TAGS` (k:v,k:v); $1 is the first group"
         .only_read("if USE_DOG_STATSD_MOGRIFIERS names its rule, with USE_DOG_STATSD=true");
     USE_PROMETHEUS: bool = "false", "serve metrics to Prometheus" .often_set();
-    PROMETHEUS_ADDR: Address = ":9090", "address and port of the Prometheus listener" .only_read("with USE_PROMETHEUS=true")
+    PROMETHEUS_ADDR: Address = ":9090", "address and port of the Prometheus listener"
+        .only_read("with USE_PROMETHEUS=true")
         .often_set();
     PROMETHEUS_PATH: String = "/metrics", "path of the metrics page" .only_read("with USE_PROMETHEUS=true");
     PROMETHEUS_MAPPER_YAML: Option<PathBuf> = "",
@@ -41,7 +43,8 @@ settings! { "Metrics";
         .differs("an invalid file prevents the start, a missing one does not; regular expressions match whole names")
         .only_read("with USE_PROMETHEUS=true");
     PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS: bool = "false",
-        "report ratelimit_service_response_time_seconds in milliseconds, despite its name" .only_read("with USE_PROMETHEUS=true");
+        "report ratelimit_service_response_time_seconds in milliseconds, despite its name"
+        .only_read("with USE_PROMETHEUS=true");
     TOLLKEEPER_METRIC_PATH_LABEL: bool = "false",
         "add a label `path` with the whole path of a limit";
     TOLLKEEPER_METRIC_SERIES: usize = "10000",

@@ -45,7 +45,8 @@ settings! { "Counters in Redis", only read "with counters in Redis";
     REDIS_TYPE: DeploymentKind = "SINGLE", "kind of deployment" .often_set();
     REDIS_URL: SecretUrl = "/var/run/nutcracker/ratelimit.sock",
         "host:port, path or redis://user:password@host:port/db; cluster: a list; sentinel: primary,host:port,..."
-        .differs("rediss:// is TLS; nodes of a cluster that are found later get the user and password too") .often_set();
+        .differs("rediss:// is TLS; nodes of a cluster that are found later get the user and password too")
+        .often_set();
     REDIS_POOL_SIZE: NonZeroUsize = "1", "connections to each node"
         .differs("the default there is 10; one connection carries all calls; the maximum is 128");
     REDIS_AUTH: Option<Secret> = "", "password or user:password; takes precedence over REDIS_URL";
@@ -53,10 +54,14 @@ settings! { "Counters in Redis", only read "with counters in Redis";
         "file that holds REDIS_AUTH; read at each connection attempt and when it changes, then told to open connections"
         .often_set();
     REDIS_AWS_IAM_AUTH: bool = "false", "log in to ElastiCache or MemoryDB as an IAM user, with tokens that are renewed";
-    REDIS_AWS_IAM_CACHE_NAME: String = "", "name of the cache or cluster" .only_read("with counters in Redis and REDIS_AWS_IAM_AUTH=true");
-    REDIS_AWS_IAM_USER_ID: String = "", "id of the user" .only_read("with counters in Redis and REDIS_AWS_IAM_AUTH=true");
-    REDIS_AWS_IAM_REGION: String = "", "region of the cache; empty: AWS_REGION" .only_read("with REDIS_AWS_IAM_AUTH=true or REDIS_PERSECOND_AWS_IAM_AUTH=true");
-    REDIS_AWS_IAM_SERVERLESS: bool = "false", "the cache is serverless" .only_read("with counters in Redis and REDIS_AWS_IAM_AUTH=true");
+    REDIS_AWS_IAM_CACHE_NAME: String = "", "name of the cache or cluster"
+        .only_read("with counters in Redis and REDIS_AWS_IAM_AUTH=true");
+    REDIS_AWS_IAM_USER_ID: String = "", "id of the user"
+        .only_read("with counters in Redis and REDIS_AWS_IAM_AUTH=true");
+    REDIS_AWS_IAM_REGION: String = "", "region of the cache; empty: AWS_REGION"
+        .only_read("with REDIS_AWS_IAM_AUTH=true or REDIS_PERSECOND_AWS_IAM_AUTH=true");
+    REDIS_AWS_IAM_SERVERLESS: bool = "false", "the cache is serverless"
+        .only_read("with counters in Redis and REDIS_AWS_IAM_AUTH=true");
     TOLLKEEPER_REDIS_IDENTITY: TokenCloud = "none",
         "log in with access tokens of this cloud, which are renewed: of Memorystore, or of Azure Managed Redis";
     REDIS_TLS: bool = "false", "connect over TLS" .often_set();
@@ -109,17 +114,20 @@ settings! { "Counters in Redis", only read "with counters in Redis";
         .without_effect("it is always so");
     REDIS_PERSECOND: bool = "false", "count limits per second in another Redis";
     REDIS_PERSECOND_SOCKET_TYPE: SocketKind = "unix", "REDIS_SOCKET_TYPE for limits per second"
-        .differs("not set, the form of REDIS_PERSECOND_URL decides") .only_read("with counters in Redis and REDIS_PERSECOND=true");
+        .differs("not set, the form of REDIS_PERSECOND_URL decides")
+        .only_read("with counters in Redis and REDIS_PERSECOND=true");
     REDIS_PERSECOND_TYPE: DeploymentKind = "SINGLE", "REDIS_TYPE for limits per second"
         .only_read("with counters in Redis and REDIS_PERSECOND=true");
     REDIS_PERSECOND_URL: SecretUrl = "/var/run/nutcracker/ratelimitpersecond.sock", "REDIS_URL for limits per second"
         .differs("the same as for REDIS_URL") .only_read("with counters in Redis and REDIS_PERSECOND=true");
     REDIS_PERSECOND_POOL_SIZE: NonZeroUsize = "1", "REDIS_POOL_SIZE for limits per second"
         .differs("the same as for REDIS_POOL_SIZE") .only_read("with counters in Redis and REDIS_PERSECOND=true");
-    REDIS_PERSECOND_AUTH: Option<Secret> = "", "REDIS_AUTH for limits per second" .only_read("with counters in Redis and REDIS_PERSECOND=true");
+    REDIS_PERSECOND_AUTH: Option<Secret> = "", "REDIS_AUTH for limits per second"
+        .only_read("with counters in Redis and REDIS_PERSECOND=true");
     REDIS_PERSECOND_AUTH_FILE: Option<PathBuf> = "", "REDIS_AUTH_FILE for limits per second"
         .only_read("with counters in Redis and REDIS_PERSECOND=true");
-    REDIS_PERSECOND_AWS_IAM_AUTH: bool = "false", "REDIS_AWS_IAM_AUTH for limits per second" .only_read("with counters in Redis and REDIS_PERSECOND=true");
+    REDIS_PERSECOND_AWS_IAM_AUTH: bool = "false", "REDIS_AWS_IAM_AUTH for limits per second"
+        .only_read("with counters in Redis and REDIS_PERSECOND=true");
     REDIS_PERSECOND_AWS_IAM_CACHE_NAME: String = "", "REDIS_AWS_IAM_CACHE_NAME for limits per second"
         .only_read("with REDIS_PERSECOND=true and REDIS_PERSECOND_AWS_IAM_AUTH=true");
     REDIS_PERSECOND_AWS_IAM_USER_ID: String = "", "REDIS_AWS_IAM_USER_ID for limits per second"
@@ -128,13 +136,15 @@ settings! { "Counters in Redis", only read "with counters in Redis";
         .only_read("with REDIS_PERSECOND=true and REDIS_PERSECOND_AWS_IAM_AUTH=true");
     TOLLKEEPER_REDIS_PERSECOND_IDENTITY: TokenCloud = "none", "TOLLKEEPER_REDIS_IDENTITY for limits per second"
         .only_read("with counters in Redis and REDIS_PERSECOND=true");
-    REDIS_PERSECOND_TLS: bool = "false", "REDIS_TLS for limits per second" .only_read("with counters in Redis and REDIS_PERSECOND=true");
+    REDIS_PERSECOND_TLS: bool = "false", "REDIS_TLS for limits per second"
+        .only_read("with counters in Redis and REDIS_PERSECOND=true");
     REDIS_PERSECOND_TIMEOUT: Duration = "10s", "REDIS_TIMEOUT for limits per second"
         .within("1ms to 1h") .only_read("with counters in Redis and REDIS_PERSECOND=true");
     REDIS_PERSECOND_SENTINEL_AUTH: Option<Secret> = "", "REDIS_SENTINEL_AUTH for limits per second"
         .only_read("with counters in Redis and REDIS_PERSECOND_TYPE=sentinel");
     TOLLKEEPER_REDIS_PERSECOND_SENTINEL_AUTH_FILE: Option<PathBuf> = "",
-        "TOLLKEEPER_REDIS_SENTINEL_AUTH_FILE for limits per second" .only_read("with counters in Redis and REDIS_PERSECOND_TYPE=sentinel");
+        "TOLLKEEPER_REDIS_SENTINEL_AUTH_FILE for limits per second"
+        .only_read("with counters in Redis and REDIS_PERSECOND_TYPE=sentinel");
     REDIS_PERSECOND_PIPELINE_WINDOW: Duration = "0", "REDIS_PIPELINE_WINDOW for limits per second"
         .without_effect(PIPELINED);
     REDIS_PERSECOND_PIPELINE_LIMIT: i64 = "0", "REDIS_PIPELINE_LIMIT for limits per second" .without_effect(PIPELINED);

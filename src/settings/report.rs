@@ -96,8 +96,8 @@ pub fn list_effective_settings(vars: impl Iterator<Item = (OsString, OsString)>)
 }
 
 /// Reports each known variable that is set, in the order of the documentation, then each unknown one that looks meant
-/// for this program: one that begins as known ones do, of another rate limiter, or a misspelled name. A variable that is missing and prevents
-/// the start is among the known ones.
+/// for this program: one that begins as known ones do, of another rate limiter, or a misspelled name. A variable that is
+/// missing and prevents the start is among the known ones.
 pub fn report_variables(vars: impl Iterator<Item = (OsString, OsString)>) -> Vec<ReportedVariable> {
     let environment = Environment::select_variables(vars);
     let (_, findings) = Settings::read(&environment);

@@ -1,8 +1,8 @@
 //! A setting: a typed constant for one environment variable.
 //!
 //! A `Setting<T>` is declared once, in the file of its group: its name, default, allowed values and help. Reading it
-//! gives a `T`, so a read cannot fail and cannot name a setting that does not exist. `AnySetting` is the same without the type: `--help`, `docs/settings.md` and `check --env` list
-//! settings by it.
+//! gives a `T`, so a read cannot fail and cannot name a setting that does not exist. `AnySetting` is the same without
+//! the type: `--help`, `docs/settings.md` and `check --env` list settings by it.
 
 use std::marker::PhantomData;
 

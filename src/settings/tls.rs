@@ -26,7 +26,8 @@ settings! { "TLS of the listeners";
         .differs("it may be in another directory than the key") .only_read("with GRPC_SERVER_USE_TLS=true")
         .often_set();
     GRPC_SERVER_TLS_KEY: Option<PathBuf> = "",
-        "private key of the gRPC listener, PEM file; reloaded when it changes" .only_read("with GRPC_SERVER_USE_TLS=true")
+        "private key of the gRPC listener, PEM file; reloaded when it changes"
+        .only_read("with GRPC_SERVER_USE_TLS=true")
         .often_set();
     GRPC_SERVER_TLS_CA_CERT: Option<PathBuf> = "", "set by Envoy Gateway"
         .without_effect("envoyproxy/ratelimit does not read it either");

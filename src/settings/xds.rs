@@ -25,13 +25,16 @@ settings! { "Rules over xDS", only read "with CONFIG_TYPE=GRPC_XDS_SOTW";
     CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS: Option<Secret> = "", "headers of the stream: k:v,k:v";
     CONFIG_GRPC_XDS_SERVER_USE_TLS: bool = "false", "connect over TLS";
     CONFIG_GRPC_XDS_CLIENT_TLS_CERT: Option<PathBuf> = "",
-        "client certificate for the xDS server, PEM file; read for each connection" .only_read("with CONFIG_TYPE=GRPC_XDS_SOTW and CONFIG_GRPC_XDS_SERVER_USE_TLS=true");
+        "client certificate for the xDS server, PEM file; read for each connection"
+        .only_read("with CONFIG_TYPE=GRPC_XDS_SOTW and CONFIG_GRPC_XDS_SERVER_USE_TLS=true");
     CONFIG_GRPC_XDS_CLIENT_TLS_KEY: Option<PathBuf> = "", "private key of the client certificate, PEM file"
         .only_read("with CONFIG_TYPE=GRPC_XDS_SOTW and CONFIG_GRPC_XDS_SERVER_USE_TLS=true");
     CONFIG_GRPC_XDS_SERVER_TLS_CACERT: Option<PathBuf> = "",
-        "CA certificates for the xDS server, PEM file; trusted beside the system's" .only_read("with CONFIG_TYPE=GRPC_XDS_SOTW and CONFIG_GRPC_XDS_SERVER_USE_TLS=true");
+        "CA certificates for the xDS server, PEM file; trusted beside the system's"
+        .only_read("with CONFIG_TYPE=GRPC_XDS_SOTW and CONFIG_GRPC_XDS_SERVER_USE_TLS=true");
     CONFIG_GRPC_XDS_SERVER_TLS_SAN: Option<String> = "",
-        "name that the certificate of the xDS server must hold, instead of the host" .only_read("with CONFIG_TYPE=GRPC_XDS_SOTW and CONFIG_GRPC_XDS_SERVER_USE_TLS=true");
+        "name that the certificate of the xDS server must hold, instead of the host"
+        .only_read("with CONFIG_TYPE=GRPC_XDS_SOTW and CONFIG_GRPC_XDS_SERVER_USE_TLS=true");
     XDS_CLIENT_BACKOFF_INITIAL_INTERVAL: Duration = "600ms", "first delay after a lost stream"
         .differs("10s in envoyproxy/ratelimit");
     XDS_CLIENT_BACKOFF_MAX_INTERVAL: Duration = "3s", "longest delay after a lost stream"
