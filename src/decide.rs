@@ -193,7 +193,7 @@ impl Decider {
             warn_about_refused_call(context, request, error);
         }
         SelectedRequest { decider: self, context: &context, request, selections: &[], blocked: None }
-            .record_refusal(error);
+            .record_no_decision(error);
         error
     }
 
@@ -250,7 +250,7 @@ impl<'r> SelectedRequest<'_, 'r, '_> {
     }
 
     /// Records that the request has no decision.
-    fn record_refusal(&self, reason: DecideError) {
+    fn record_no_decision(&self, reason: DecideError) {
         ChargedRequest { selected: self, outcomes: &[], statuses: &[], candidates: None }.record(Err(reason));
     }
 }

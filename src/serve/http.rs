@@ -58,11 +58,14 @@ pub fn build_http_router(state: AppState) -> Router {
         .with_state(state)
 }
 
+/// Maximum size of a body on the debug listener, in bytes: many operators may send one at once, and none is counted.
+const MAX_DEBUG_BODY_BYTES: usize = 1 << 20;
+
 /// A page: path with required parameters, what it shows, handler.
-type PageRow = (&'static str, &'static str, MethodRouter<AppState>);
+type PageRoute = (&'static str, &'static str, MethodRouter<AppState>);
 
 /// Pages for probes, the same on both listeners.
-fn probe_pages() -> [PageRow; 3] {
+fn probe_pages() -> [PageRoute; 3] {
     [
         ("/healthcheck", "200 if the process accepts traffic, as on the HTTP listener", any(status_pages::show_health)),
         ("/livez", "200 while the process runs", any(|| async { "OK" })),
@@ -71,7 +74,7 @@ fn probe_pages() -> [PageRow; 3] {
 }
 
 /// Reports, which the debug listener shows.
-fn report_pages() -> [PageRow; 12] {
+fn report_pages() -> [PageRoute; 12] {
     [
         report_page::<AlarmReport>(),
         report_page::<FleetReport>(),
@@ -89,12 +92,12 @@ fn report_pages() -> [PageRow; 12] {
 }
 
 /// The page of a report.
-fn report_page<R: ReportPage>() -> PageRow {
+fn report_page<R: ReportPage>() -> PageRoute {
     (R::PATH, R::ABOUT, get(show_report::<R>))
 }
 
 /// Other pages of the debug listener.
-fn operator_pages() -> [PageRow; 11] {
+fn other_debug_pages() -> [PageRoute; 11] {
     [
         (
             "/block",
@@ -144,14 +147,14 @@ fn operator_pages() -> [PageRow; 11] {
 
 /// List of the pages of the debug listener.
 static DEBUG_PAGE_LIST: LazyLock<String> = LazyLock::new(|| {
-    let pages = probe_pages().into_iter().chain(report_pages()).chain(operator_pages());
+    let pages = probe_pages().into_iter().chain(report_pages()).chain(other_debug_pages());
     let mut pages: Vec<(&str, &str)> = pages.map(|(path, about, _)| (path, about)).collect();
     pages.push(("/", "the console in a browser, this list elsewhere"));
     pages.sort_unstable();
     pages.iter().fold(String::new(), |list, (path, about)| list + path + ": " + about + "\n")
 });
 
-fn add_pages(router: Router<AppState>, pages: impl IntoIterator<Item = PageRow>) -> Router<AppState> {
+fn add_pages(router: Router<AppState>, pages: impl IntoIterator<Item = PageRoute>) -> Router<AppState> {
     pages.into_iter().fold(router, |router, (path, _, handler)| {
         router.route(path.split_once('?').map_or(path, |(path, _)| path), handler)
     })
@@ -159,7 +162,7 @@ fn add_pages(router: Router<AppState>, pages: impl IntoIterator<Item = PageRow>)
 
 /// Builds the routes of the debug listener, for operators.
 pub fn build_debug_router(state: AppState) -> Router {
-    let pages = probe_pages().into_iter().chain(report_pages()).chain(operator_pages());
+    let pages = probe_pages().into_iter().chain(report_pages()).chain(other_debug_pages());
     add_pages(Router::new(), pages)
         .route("/", get(|headers: HeaderMap| console_pages::show_index(headers, &DEBUG_PAGE_LIST)))
         .route("/console.css", get(console_pages::show_style))
@@ -167,7 +170,7 @@ pub fn build_debug_router(state: AppState) -> Router {
         .route("/console/{module}", get(console_pages::show_module))
         .route("/what_if", get(respond_what_if_was_removed))
         .fallback(respond_page_not_found)
-        .layer(DefaultBodyLimit::max(state.max_body_bytes))
+        .layer(DefaultBodyLimit::max(state.max_body_bytes.min(MAX_DEBUG_BODY_BYTES)))
         .layer(middleware::from_fn(limit_request_time))
         .layer(middleware::from_fn_with_state(state.debug_hosts.clone(), browser_protection::protect_from_other_sites))
         .with_state(state)

@@ -25,7 +25,7 @@ const MAX_RULES_VERSION_BYTES: usize = 256;
 #[serde(default)]
 pub struct RulesStatus {
     /// Number of the loaded set in this process; 0 before the first.
-    pub number: u64,
+    pub load_number: u64,
     /// Version at the source, if it has versions.
     pub version: Option<String>,
     /// Hash of the rule texts; empty without rules.
@@ -60,7 +60,7 @@ pub struct StoreStatus {
 
 /// Numbers and latency of the decisions of a time.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RecentDecisions {
+pub struct RecentDecisionCounts {
     /// Duration in microseconds.
     pub span_us: u64,
     /// Number of calls.
@@ -172,7 +172,7 @@ impl RulesStatus {
         let (status, loaded) = (rules.status(), rules.current_rules_owned());
         let loaded = loaded.as_deref();
         Self {
-            number: status.version,
+            load_number: status.version,
             version: status
                 .source_version
                 .map(|version| truncate_to_bytes(&version, MAX_RULES_VERSION_BYTES).to_owned()),
@@ -231,11 +231,11 @@ impl DecisionTotals {
     }
 
     /// What was decided since earlier totals.
-    pub fn since(&self, earlier: &Self) -> RecentDecisions {
+    pub fn since(&self, earlier: &Self) -> RecentDecisionCounts {
         let (requests, before) = (&self.requests, &earlier.requests);
         let counts = requests.decisions.counts.iter().zip(before.decisions.counts);
         let counts: Vec<u64> = counts.map(|(count, before)| count.saturating_sub(before)).collect();
-        RecentDecisions {
+        RecentDecisionCounts {
             span_us: to_micros(self.at.saturating_duration_since(earlier.at)),
             calls: counts.iter().sum(),
             rejected: requests.rejected.saturating_sub(before.rejected),
@@ -296,7 +296,7 @@ impl LatencyHistogram {
 
 impl RecentDecisionRates {
     /// Sums what replicas decided; rates are sums of their rates.
-    pub fn sum<'r>(replicas: impl Iterator<Item = &'r RecentDecisions>) -> Self {
+    pub fn sum<'r>(replicas: impl Iterator<Item = &'r RecentDecisionCounts>) -> Self {
         let mut sum = Self::default();
         let mut latency: Option<LatencyHistogram> = None;
         for one in replicas {

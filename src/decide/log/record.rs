@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 use super::header::HeaderRecord;
-use super::record_field::{RecordField, RecordText, append_quoted, named_fields, record};
+use super::record_field::{RecordField, RecordText, append_quoted, declare_record, impl_fields_by_name};
 use crate::base::text::escape_unprintable_json_lines;
 use crate::limit::algorithm::Algorithm;
 use crate::limit::period::Unit;
@@ -38,7 +38,7 @@ pub enum Record<'a> {
     Dropped(DroppedCountRecord),
 }
 
-record! {
+declare_record! {
     /// A decision, with everything that it depended on but the counters.
     #[derive(Clone, Debug, PartialEq)]
     pub struct DecisionRecord<'a> {
@@ -93,7 +93,7 @@ impl DecisionRecord<'_> {
     }
 }
 
-record! {
+declare_record! {
     /// One descriptor of a decision.
     #[derive(Clone, Debug, PartialEq)]
     pub struct DescriptorRecord<'a> {
@@ -128,7 +128,7 @@ record! {
     }
 }
 
-record! {
+declare_record! {
     /// Slot that a descriptor takes or frees. The values that name it are not in the log.
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub struct SlotRecord<'a> {
@@ -166,7 +166,7 @@ impl From<SlotUse> for SlotRecord<'_> {
     }
 }
 
-record! {
+declare_record! {
     /// Key and value of a descriptor.
     ///
     /// Exactly one of the value's fields is set, or none if values are left out.
@@ -185,7 +185,7 @@ record! {
     }
 }
 
-record! {
+declare_record! {
     /// Block of a value, because of which a descriptor was rejected.
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub struct BlockRecord<'a> {
@@ -198,7 +198,7 @@ record! {
     }
 }
 
-record! {
+declare_record! {
     /// Limit that came with a request.
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub struct OverrideRecord<'a> {
@@ -211,7 +211,7 @@ record! {
     }
 }
 
-record! {
+declare_record! {
     /// Rule that matched a descriptor.
     #[derive(Clone, Debug, Default, PartialEq, Eq)]
     pub struct RuleRecord<'a> {
@@ -228,7 +228,7 @@ record! {
     }
 }
 
-record! {
+declare_record! {
     /// One limit of a descriptor.
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub struct LimitRecord<'a> {
@@ -269,7 +269,7 @@ record! {
     }
 }
 
-record! {
+declare_record! {
     /// Keys of a limit with `scope: global`.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct GlobalScopeRecord {
@@ -282,7 +282,7 @@ record! {
     }
 }
 
-record! {
+declare_record! {
     /// Result of a charge on one limit. Durations count from the time that the counters worked at.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct LimitResultRecord {
@@ -373,7 +373,7 @@ impl DecisionSource {
     }
 }
 
-named_fields! { RecordedVerdict DecisionSource }
+impl_fields_by_name! { RecordedVerdict DecisionSource }
 
 /// Number of records that are missing, with the reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -49,12 +49,12 @@ pub(super) trait RecordField {
 
 /// Declares a record: a JSON object of these fields, in this order. A field with `= default` is absent if its value is
 /// the default; `as` gives the name of a field in JSON if it differs.
-macro_rules! record {
+macro_rules! declare_record {
     ($(#[$meta:meta])* pub struct $record:ident<'a> { $($fields:tt)* }) => {
-        record! { @declare [$(#[$meta])* #[serde(bound(deserialize = "'de: 'a"))]] $record [<'a>] [<'_>] $($fields)* }
+        declare_record! { @declare [$(#[$meta])* #[serde(bound(deserialize = "'de: 'a"))]] $record [<'a>] [<'_>] $($fields)* }
     };
     ($(#[$meta:meta])* pub struct $record:ident { $($fields:tt)* }) => {
-        record! { @declare [$(#[$meta])*] $record [] [] $($fields)* }
+        declare_record! { @declare [$(#[$meta])*] $record [] [] $($fields)* }
     };
     (
         @declare [$(#[$meta:meta])*] $record:ident [$($lifetime:tt)*] [$($elided:tt)*]
@@ -76,7 +76,7 @@ macro_rules! record {
             fn append_fields(&self, line: &mut Vec<u8>) {
                 $(
                     if stringify!($($default)?).is_empty() || !RecordField::is_absent(&self.$name) {
-                        let start = concat!(",\"", record!(@name $name $($json)?), "\":");
+                        let start = concat!(",\"", declare_record!(@name $name $($json)?), "\":");
                         RecordField::append_field(&self.$name, line, start);
                     }
                 )*
@@ -108,7 +108,7 @@ macro_rules! record {
         $json
     };
 }
-pub(super) use record;
+pub(super) use declare_record;
 
 impl<T: RecordField> RecordField for Option<T> {
     fn is_absent(&self) -> bool {
@@ -148,7 +148,7 @@ impl RecordField for bool {
     }
 }
 
-macro_rules! number_fields {
+macro_rules! impl_number_fields {
     ($($number:ty)*) => {$(
         impl RecordField for $number {
             fn is_absent(&self) -> bool {
@@ -162,10 +162,10 @@ macro_rules! number_fields {
         }
     )*};
 }
-number_fields! { u32 u64 i64 }
+impl_number_fields! { u32 u64 i64 }
 
 /// Values of a closed set, by their names, which need no escapes.
-macro_rules! named_fields {
+macro_rules! impl_fields_by_name {
     ($($named:ty)*) => {$(
         impl RecordField for $named {
             fn is_absent(&self) -> bool {
@@ -178,9 +178,9 @@ macro_rules! named_fields {
         }
     )*};
 }
-pub(super) use named_fields;
+pub(super) use impl_fields_by_name;
 
-named_fields! { Algorithm Unit StoreFailurePolicy RegionLossPolicy }
+impl_fields_by_name! { Algorithm Unit StoreFailurePolicy RegionLossPolicy }
 
 impl RecordField for SlotChange {
     fn is_absent(&self) -> bool {

@@ -2,7 +2,7 @@
 //! with its summary; the fleet joins equal ones, and adds what one replica does and others do not (`differences`).
 //!
 //! Decides: advice and runbook of each alarm (`ADVICE`).
-//! Decides: which findings of replicas are one (`join_findings`).
+//! Decides: which findings of replicas are one (`merge_equal_findings`).
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -97,7 +97,7 @@ impl Finding {
     }
 
     /// True for a finding that a replica may have published: its texts are short.
-    pub fn is_short(&self) -> bool {
+    pub fn fits_bounds(&self) -> bool {
         self.kind.len() <= 64 && self.since.len() <= 40 && self.text.len() <= MAX_FINDING_TEXT_BYTES
     }
 
@@ -113,7 +113,7 @@ impl Finding {
 
 impl FirstSeen {
     /// Sets since when the findings are there, and forgets those that ended.
-    pub fn set_times(&mut self, findings: &mut [Finding], now: Time) {
+    pub fn set_since_and_forget_ended(&mut self, findings: &mut [Finding], now: Time) {
         let before = std::mem::take(&mut self.0);
         for finding in findings {
             let id = (finding.kind.clone(), finding.replicas.clone());
@@ -124,7 +124,7 @@ impl FirstSeen {
 }
 
 /// Joins what replicas published: equal findings are one, since the earliest, and name the replicas that have it.
-pub fn join_findings<'r>(published: impl Iterator<Item = (&'r str, Finding)>) -> Vec<Finding> {
+pub fn merge_equal_findings<'r>(published: impl Iterator<Item = (&'r str, Finding)>) -> Vec<Finding> {
     let mut joined: Vec<Finding> = Vec::new();
     for (replica, mut finding) in published {
         let of_kind = || joined.iter().filter(|known| known.kind == finding.kind);

@@ -80,7 +80,7 @@ impl FleetMembership {
         let worker = match &settings.redis {
             Ok(redis) => Ok(FleetWorker::start(redis.clone(), key, Arc::clone(&collector))?),
             Err(reason) => {
-                tokio::spawn(observe_periodically(Arc::downgrade(&collector)));
+                tokio::spawn(keep_totals_periodically(Arc::downgrade(&collector)));
                 Err(*reason)
             }
         };
@@ -97,7 +97,7 @@ impl FleetMembership {
         }
         let mut view = self.read_fleet_view().await;
         let mut between = find_problems(&view.replicas, view.now);
-        lock_ignoring_poison(&self.differences_seen).set_times(&mut between, view.now);
+        lock_ignoring_poison(&self.differences_seen).set_since_and_forget_ended(&mut between, view.now);
         view.findings.extend(between);
         let view = Arc::new(view);
         *last = Some((Instant::now(), Arc::clone(&view)));
@@ -149,12 +149,12 @@ async fn drop_outdated_view(last: Weak<CachedView>) {
 }
 
 /// Observes a replica that publishes nothing every 5 s, until the collector is dropped.
-async fn observe_periodically(collector: Weak<Mutex<ReplicaSummaryBuilder>>) {
+async fn keep_totals_periodically(collector: Weak<Mutex<ReplicaSummaryBuilder>>) {
     let mut ticks = interval(shorten_in_tests(PUBLISH_INTERVAL));
     loop {
         ticks.tick().await;
         let Some(collector) = collector.upgrade() else { return };
-        let keep = move || lock_ignoring_poison(&collector).observe();
+        let keep = move || lock_ignoring_poison(&collector).keep_totals_and_alarm_times();
         // A panic in it is logged; the next tick tries again.
         let _ = spawn_blocking(keep).await;
     }
@@ -305,7 +305,7 @@ impl FleetWorker {
                 // However often others read, this replica publishes.
                 biased;
                 _ = ticks.tick() => {
-                    self.lock_collector().observe();
+                    self.lock_collector().keep_totals_and_alarm_times();
                     let published = timeout(PUBLISH_TIMEOUT, self.publish_summary()).await;
                     match published.unwrap_or(Err(RedisError::Timeout)) {
                         Ok(()) => {}

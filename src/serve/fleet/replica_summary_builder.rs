@@ -20,7 +20,7 @@ use crate::base::clock::{Time, to_micros};
 use crate::base::sharded::lock_ignoring_poison;
 use crate::serve::grpc::service::RateLimitService;
 use crate::serve::metrics_collector::MetricsCollector;
-use crate::serve::status::{DecisionTotals, RecentDecisions, RulesStatus, StoreStatus};
+use crate::serve::status::{DecisionTotals, RecentDecisionCounts, RulesStatus, StoreStatus};
 use crate::telemetry::metrics::limit_stats::LimitName;
 use crate::telemetry::service_metrics::ServiceMetrics;
 use crate::telemetry::top_keys::{KEPT_MINUTES, KeyCount, KeyCountsInMinute};
@@ -112,7 +112,7 @@ impl ReplicaSummaryBuilder {
     /// What is wrong with this process, since when.
     fn find_own_alarms(&mut self, now: Time) -> Vec<Finding> {
         let mut findings = find_own_alarms(&self.collector);
-        self.findings_seen.set_times(&mut findings, now);
+        self.findings_seen.set_since_and_forget_ended(&mut findings, now);
         findings
     }
 
@@ -123,14 +123,14 @@ impl ReplicaSummaryBuilder {
     }
 
     /// Sums up the decisions since the oldest totals that are kept.
-    fn summarize_recent_decisions(&self) -> RecentDecisions {
+    fn summarize_recent_decisions(&self) -> RecentDecisionCounts {
         let started = || DecisionTotals::zero_at(self.facts.started);
         DecisionTotals::new(&self.collector).since(&self.totals.front().cloned().unwrap_or_else(started))
     }
 
     /// Keeps the totals, from which later summaries tell what is recent, and since when findings are there; to be called
     /// every 5 s.
-    pub(super) fn observe(&mut self) {
+    pub(super) fn keep_totals_and_alarm_times(&mut self) {
         self.find_own_alarms(self.service().clock.now());
         self.totals.push_back(DecisionTotals::new(&self.collector));
         if self.totals.len() > MAX_KEPT_DECISION_TOTALS {

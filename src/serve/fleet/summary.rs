@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::finding::Finding;
 use crate::serve::quota::page::QuotaTotals;
-use crate::serve::status::{RecentDecisions, RulesStatus, StoreStatus};
+use crate::serve::status::{RecentDecisionCounts, RulesStatus, StoreStatus};
 
 /// Version of the format.
 pub const SUMMARY_VERSION: u32 = 2;
@@ -43,7 +43,7 @@ pub struct ReplicaSummary {
     /// What is wrong with the replica, at most [`MAX_FINDINGS`](super::finding::MAX_FINDINGS).
     pub findings: Vec<Finding>,
     /// Decisions of about the last minute.
-    pub recent: RecentDecisions,
+    pub recent: RecentDecisionCounts,
     /// Blocked values.
     pub blocks: BlocksSummary,
     /// Quota streams, and what the replica holds for them; `None` if the service is off.

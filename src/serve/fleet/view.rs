@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::authentication::{AuthenticationKey, SummaryError, decode_summary};
-use super::finding::{Finding, MAX_FINDINGS, join_findings};
+use super::finding::{Finding, MAX_FINDINGS, merge_equal_findings};
 use super::merge_keys::{MergedBusiestKeys, MergedRejectedKeys};
 use super::redis_client::SUMMARY_LIFETIME;
 use super::summary::ReplicaSummary;
@@ -128,7 +128,7 @@ impl FleetViewBuilder {
         let names: HashMap<&str, &str> =
             self.view.replicas.iter().map(|replica| (&*replica.incarnation, &*replica.name)).collect();
         let named = self.findings.into_iter().filter_map(|(id, finding)| Some((*names.get(&*id)?, finding)));
-        self.view.findings = join_findings(named);
+        self.view.findings = merge_equal_findings(named);
         self.view
     }
 
@@ -150,7 +150,8 @@ fn check_identity(id: &str, summary: ReplicaSummary) -> Result<ReplicaSummary, S
         Some(&summary.store.kind),
     ];
     let is_short = texts.into_iter().flatten().all(|text| text.len() <= MAX_SHOWN_TEXT_BYTES);
-    let is_short = is_short && summary.findings.len() <= MAX_FINDINGS && summary.findings.iter().all(Finding::is_short);
+    let is_short =
+        is_short && summary.findings.len() <= MAX_FINDINGS && summary.findings.iter().all(Finding::fits_bounds);
     if summary.incarnation == id && is_short { Ok(summary) } else { Err(SummaryError::Malformed) }
 }
 

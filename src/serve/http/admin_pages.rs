@@ -8,7 +8,7 @@
 
 use std::convert::Infallible;
 
-use axum::body::{Body, Bytes};
+use axum::body::Body;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use axum::http::{StatusCode, Uri, header};
@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use super::admin_token::AuthenticatedAdmin;
 use super::app_state::AppState;
 use super::page_builder::Page;
-use super::response::{respond_no_rules, respond_pretty_json, respond_text};
+use super::response::{WholeBody, respond_no_rules, respond_pretty_json, respond_text};
 use crate::base::pb::proto_json;
 use crate::base::text::to_pretty_json;
 use crate::decide::counter_commands::RuleRef;
@@ -88,7 +88,11 @@ pub(super) async fn show_counters(
 }
 
 /// `POST /reset`: deletes the counters that a request, as for `/json`, would charge.
-pub(super) async fn reset_counters(admin: AuthenticatedAdmin, State(state): State<AppState>, body: Bytes) -> Response {
+pub(super) async fn reset_counters(
+    admin: AuthenticatedAdmin,
+    State(state): State<AppState>,
+    WholeBody(body): WholeBody,
+) -> Response {
     let request = match proto_json::request_from_json(&body) {
         Ok(request) => request,
         Err(error) => return admin.reject_with_audit_log(StatusCode::BAD_REQUEST, error),
@@ -152,7 +156,7 @@ pub(super) async fn show_log_level() -> Response {
 }
 
 /// `PUT /log_level`: sets the log level, until the process ends.
-pub(super) async fn set_log_level(admin: AuthenticatedAdmin, body: Bytes) -> Response {
+pub(super) async fn set_log_level(admin: AuthenticatedAdmin, WholeBody(body): WholeBody) -> Response {
     let Some(level) = std::str::from_utf8(body.trim_ascii()).ok().and_then(Level::parse) else {
         let names = Level::ACCEPTED_WORDS.iter().map(|(word, _)| *word).collect::<Vec<_>>().join(", ");
         return admin

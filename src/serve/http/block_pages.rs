@@ -5,7 +5,6 @@
 //!
 //! Decides: what a request to block may say (`for`, `until`, lengths); unblocking without a block (404); audit lines.
 
-use axum::body::Bytes;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
@@ -15,7 +14,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use super::admin_token::AuthenticatedAdmin;
 use super::app_state::AppState;
-use super::response::{respond_internal_error, respond_pretty_json};
+use super::response::{WholeBody, respond_internal_error, respond_pretty_json};
 use crate::base::clock::{Time, to_micros};
 use crate::base::go_syntax::parse_unsigned_duration;
 use crate::base::text::{escape_unprintable, replace_unprintable};
@@ -157,7 +156,11 @@ impl ParsedBlockRequest {
 }
 
 /// `POST /block`: blocks a value, or changes its block.
-pub(super) async fn block_value(admin: AuthenticatedAdmin, State(state): State<AppState>, body: Bytes) -> Response {
+pub(super) async fn block_value(
+    admin: AuthenticatedAdmin,
+    State(state): State<AppState>,
+    WholeBody(body): WholeBody,
+) -> Response {
     let now = state.collector.service.clock.now();
     let block = match BlockRequest::parse(&body).and_then(|request| request.into_block(now)) {
         Ok(block) => block,
@@ -186,7 +189,11 @@ pub(super) async fn block_value(admin: AuthenticatedAdmin, State(state): State<A
 }
 
 /// `DELETE /block`: undoes a block.
-pub(super) async fn unblock_value(admin: AuthenticatedAdmin, State(state): State<AppState>, body: Bytes) -> Response {
+pub(super) async fn unblock_value(
+    admin: AuthenticatedAdmin,
+    State(state): State<AppState>,
+    WholeBody(body): WholeBody,
+) -> Response {
     let ParsedBlockRequest { request: BlockRequest { domain, .. }, key, value } = match BlockRequest::parse(&body) {
         Ok(parsed) => parsed,
         Err(problem) => return admin.reject_with_audit_log(StatusCode::BAD_REQUEST, problem),

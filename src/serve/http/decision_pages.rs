@@ -7,7 +7,6 @@ use std::fmt::Display;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::body::Bytes;
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use axum::response::Response;
@@ -16,7 +15,7 @@ use tokio::time::Instant;
 
 use super::app_state::AppState;
 use super::response::{
-    respond_error, respond_internal_error, respond_json, respond_no_rules, respond_pretty_json, respond_text,
+    WholeBody, respond_error, respond_internal_error, respond_json, respond_no_rules, respond_pretty_json, respond_text,
 };
 use crate::base::pb::proto_json;
 use crate::base::pb::rate_limit_response::Code;
@@ -43,7 +42,7 @@ pub(super) async fn answer_json(
     State(state): State<AppState>,
     method: Method,
     headers: HeaderMap,
-    body: Bytes,
+    WholeBody(body): WholeBody,
 ) -> Response {
     let name = if method == Method::POST { "POST /json" } else { "/json" };
     let service = &state.collector.service;
@@ -104,7 +103,7 @@ fn build_retry_after_header(
 }
 
 /// `/explain`, whose request is read and explained as pages are built.
-pub(super) async fn show_explanation(State(state): State<AppState>, body: Bytes) -> Response {
+pub(super) async fn show_explanation(State(state): State<AppState>, WholeBody(body): WholeBody) -> Response {
     static EXPLAIN_SEMAPHORE: Semaphore = Semaphore::const_new(1);
     let Ok(_permit) = EXPLAIN_SEMAPHORE.acquire().await else { return respond_internal_error() };
     let request = match state.pages.run_one_at_a_time(move || parse_request_to_explain(&body)).await {

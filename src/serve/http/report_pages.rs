@@ -53,8 +53,8 @@ pub(super) trait ReportPage: Serialize + Sized + 'static {
     const ABOUT: &str;
     /// Its parameters.
     type Query: DeserializeOwned + Send + 'static;
-    /// What the report is about.
-    const SUBJECT: Subject;
+    /// Data that it needs.
+    const REQUIRES: RequiredData;
 
     /// Computes the report. Takes up to tens of milliseconds.
     ///
@@ -78,9 +78,9 @@ impl NoReport {
     }
 }
 
-/// What a report is about.
+/// Data that a report needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Subject {
+pub(super) enum RequiredData {
     /// State of this process, which is always known.
     State,
     /// Counts of this process; status 503 if nothing is counted.
@@ -131,17 +131,17 @@ pub(super) async fn show_report<R: ReportPage>(
         Err(rejection) => return respond_bad_query(&rejection),
     };
     let metrics = &state.collector.service.decider.metrics;
-    let is_about_state = matches!(R::SUBJECT, Subject::State | Subject::FleetState);
+    let is_about_state = matches!(R::REQUIRES, RequiredData::State | RequiredData::FleetState);
     if metrics.is_off() && !is_about_state {
         return respond_text(StatusCode::SERVICE_UNAVAILABLE, METRICS_OFF);
     }
-    if R::SUBJECT == Subject::Keys && !metrics.top_keys.is_tracking() {
+    if R::REQUIRES == RequiredData::Keys && !metrics.top_keys.is_tracking() {
         let what = "TOLLKEEPER_TOP_KEYS=0: rejected keys are not tracked (unset it and restart)\n";
         return respond_text(StatusCode::SERVICE_UNAVAILABLE, what);
     }
-    let view = match R::SUBJECT {
-        Subject::FleetState | Subject::FleetCounts => Some(state.fleet.get_or_refresh_fleet_view().await),
-        Subject::State | Subject::Counts | Subject::Keys => None,
+    let view = match R::REQUIRES {
+        RequiredData::FleetState | RequiredData::FleetCounts => Some(state.fleet.get_or_refresh_fleet_view().await),
+        RequiredData::State | RequiredData::Counts | RequiredData::Keys => None,
     };
     let collector = state.collector;
     let build = move || {
@@ -162,7 +162,7 @@ impl ReportPage for TopReport {
     const ABOUT: &str = "most rejected and busiest keys as JSON; `format=text` (`show=busiest`), `minutes=1..10`, \
                          `rule=NAME`, `most=N`";
     type Query = TopQuery;
-    const SUBJECT: Subject = Subject::Keys;
+    const REQUIRES: RequiredData = RequiredData::Keys;
 
     fn build(sources: &Sources, query: &TopQuery) -> Result<Self, NoReport> {
         let service = &sources.collector.service;
@@ -189,7 +189,7 @@ impl ReportPage for RejectionsReport {
     const ABOUT: &str = "rejections of the last hour by minute and key as JSON; `format=text`, `key=TEXT`, `at=14:05`, \
                          `rule=NAME`, `most=N`";
     type Query = RejectionsQuery;
-    const SUBJECT: Subject = Subject::Keys;
+    const REQUIRES: RequiredData = RequiredData::Keys;
 
     fn build(sources: &Sources, query: &RejectionsQuery) -> Result<Self, NoReport> {
         let (service, domains) = (&sources.collector.service, DomainsByMetricName::new(sources.rules()));
@@ -207,7 +207,7 @@ impl ReportPage for UnmatchedReport {
     const ABOUT: &str =
         "descriptors without a rule and the nearest rule, as JSON; `format=text`, `domain=NAME`, `most=N`";
     type Query = UnmatchedQuery;
-    const SUBJECT: Subject = Subject::Counts;
+    const REQUIRES: RequiredData = RequiredData::Counts;
 
     fn build(sources: &Sources, query: &UnmatchedQuery) -> Result<Self, NoReport> {
         let service = &sources.collector.service;
@@ -226,7 +226,7 @@ impl ReportPage for RuleUsageReport {
                          `rejecting=true`, `finding=KIND`, \
                          `order=recent|rejected|matched|share|near|keys|name|file`, `most=N`, `offset=N`";
     type Query = RulesQuery;
-    const SUBJECT: Subject = Subject::Counts;
+    const REQUIRES: RequiredData = RequiredData::Counts;
 
     fn build(sources: &Sources, query: &RulesQuery) -> Result<Self, NoReport> {
         let service = &sources.collector.service;
@@ -248,7 +248,7 @@ impl ReportPage for QuotaReport {
     const ABOUT: &str =
         "streams of quotas, and what each proxy has of each key as JSON; `format=text`, `rule=NAME`, `most=N`";
     type Query = QuotaQuery;
-    const SUBJECT: Subject = Subject::State;
+    const REQUIRES: RequiredData = RequiredData::State;
 
     fn build(sources: &Sources, query: &QuotaQuery) -> Result<Self, NoReport> {
         let off = "the rate limit quota service is off (set TOLLKEEPER_RLQS=true and restart)\n";
@@ -266,7 +266,7 @@ impl ReportPage for FleetReport {
     const ABOUT: &str =
         "all replicas, what is wrong with them, and the keys rejected most, as JSON; `format=text`, as for /top";
     type Query = FleetQuery;
-    const SUBJECT: Subject = Subject::FleetCounts;
+    const REQUIRES: RequiredData = RequiredData::FleetCounts;
 
     fn build(sources: &Sources, query: &FleetQuery) -> Result<Self, NoReport> {
         let service = &sources.collector.service;
@@ -283,7 +283,7 @@ impl ReportPage for AlarmReport {
     const PATH: &str = "/alarms";
     const ABOUT: &str = "what is wrong now, with this process and between replicas, as JSON";
     type Query = IgnoredAny;
-    const SUBJECT: Subject = Subject::FleetState;
+    const REQUIRES: RequiredData = RequiredData::FleetState;
 
     fn build(sources: &Sources, _: &IgnoredAny) -> Result<Self, NoReport> {
         Ok(Self::new(sources.view()?))
@@ -294,7 +294,7 @@ impl ReportPage for HistoryReport {
     const PATH: &str = "/history";
     const ABOUT: &str = "the last hour by minute as JSON: requests, or decisions of the limits of `rule=NAME`";
     type Query = HistoryQuery;
-    const SUBJECT: Subject = Subject::Counts;
+    const REQUIRES: RequiredData = RequiredData::Counts;
 
     fn build(sources: &Sources, query: &HistoryQuery) -> Result<Self, NoReport> {
         Ok(Self::new(&sources.collector, sources.rules(), query))
@@ -305,7 +305,7 @@ impl ReportPage for RuleTextReport {
     const PATH: &str = "/rule_text?origin=FILE:LINE:COLUMN";
     const ABOUT: &str = "limits of a loaded rule as a rule file has them, as JSON";
     type Query = RuleTextQuery;
-    const SUBJECT: Subject = Subject::State;
+    const REQUIRES: RequiredData = RequiredData::State;
 
     fn build(sources: &Sources, query: &RuleTextQuery) -> Result<Self, NoReport> {
         let what = "no loaded rule has this origin: file:line:column, as in /rules (the rules may have changed)\n";
@@ -318,7 +318,7 @@ impl ReportPage for ProblemsReport {
     const ABOUT: &str =
         "last warnings and errors of the log, errors in rule files with their lines, failures of the store as JSON";
     type Query = IgnoredAny;
-    const SUBJECT: Subject = Subject::State;
+    const REQUIRES: RequiredData = RequiredData::State;
 
     fn build(sources: &Sources, _: &IgnoredAny) -> Result<Self, NoReport> {
         Ok(Self::new(&sources.collector))
@@ -329,7 +329,7 @@ impl ReportPage for StoreTotals {
     const PATH: &str = "/store";
     const ABOUT: &str = "store statistics as JSON: failed charges, failure policies, leases, replicas";
     type Query = IgnoredAny;
-    const SUBJECT: Subject = Subject::State;
+    const REQUIRES: RequiredData = RequiredData::State;
 
     fn build(sources: &Sources, _: &IgnoredAny) -> Result<Self, NoReport> {
         Ok(sources.collector.service.decider.build_store_totals())
@@ -340,7 +340,7 @@ impl ReportPage for LoadStatus {
     const PATH: &str = "/rlconfig/status";
     const ABOUT: &str = "version, files and last error of the configuration as JSON";
     type Query = IgnoredAny;
-    const SUBJECT: Subject = Subject::State;
+    const REQUIRES: RequiredData = RequiredData::State;
 
     fn build(sources: &Sources, _: &IgnoredAny) -> Result<Self, NoReport> {
         Ok(sources.collector.service.rules.status())

@@ -1,12 +1,45 @@
-//! Responses that several pages share.
+//! Bodies of requests, and responses that several pages share.
 
+use std::error::Error;
+use std::iter::successors;
+
+use axum::RequestExt as _;
 use axum::body::Body;
 use axum::extract::rejection::QueryRejection;
+use axum::extract::{FromRequest, Request};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
+use http_body_util::{BodyExt as _, LengthLimitError};
 use serde::Serialize;
 
 use crate::base::text::to_pretty_json;
+
+/// Body of a request, in one buffer. axum's `Bytes` keeps each chunk apart until the last: 32 bytes for one of one byte.
+pub(super) struct WholeBody(pub(super) Vec<u8>);
+
+impl<S: Sync> FromRequest<S> for WholeBody {
+    type Rejection = Response;
+
+    async fn from_request(request: Request, _: &S) -> Result<Self, Response> {
+        let mut body = request.into_limited_body();
+        let mut bytes = Vec::new();
+        while let Some(frame) = body.frame().await {
+            let frame = frame.map_err(|error| respond_bad_body(&error))?;
+            if let Ok(chunk) = frame.into_data() {
+                bytes.extend_from_slice(&chunk);
+            }
+        }
+        Ok(Self(bytes))
+    }
+}
+
+/// Status 413 for a body above the limit, else 400, as axum has them.
+fn respond_bad_body(error: &(dyn Error + 'static)) -> Response {
+    let is_too_long =
+        successors(Some(error), |error| <dyn Error>::source(*error)).any(|error| error.is::<LengthLimitError>());
+    let status = if is_too_long { StatusCode::PAYLOAD_TOO_LARGE } else { StatusCode::BAD_REQUEST };
+    respond_text(status, format!("Failed to buffer the request body: {error}"))
+}
 
 /// Plain text.
 pub(super) fn respond_text(status: StatusCode, body: impl Into<Body>) -> Response {

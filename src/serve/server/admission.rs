@@ -1,9 +1,10 @@
 //! Admission: limits on connections, requests and their bytes, per listener and per client address.
 //!
 //! A connection above the limit is closed right after it is accepted, a request above the limit is answered before its
-//! body is read; neither ever waits. Limits per address keep one client from using up the rest. Health checks may exceed the
-//! limit on requests by a reserve, because restarting a busy process makes the overload worse. Listeners for operators
-//! have few connections: each holds one page at most that its client has not taken, and pages are shared.
+//! body is read; neither ever waits. Limits per address keep one client from using up the rest. Health checks are counted
+//! apart from other requests, so that neither keeps out the other, and probes over HTTP not at all: restarting a busy
+//! process makes the overload worse. Listeners for operators have few connections: each holds one page at most that its
+//! client has not taken. This machine has some of its own, for those who forward a port.
 //!
 //! Most requests and responses are small, and their number is limited; only their bytes above
 //! [`UNCOUNTED_BYTES_PER_BODY`] are counted, so the usual call touches no counter of bytes.
@@ -40,6 +41,8 @@ pub(super) struct AdmissionLimits {
     stats: Arc<StatsByListener>,
     /// Requests in flight on all listeners for clients.
     requests: CachePadded<AtomicUsize>,
+    /// Health checks over gRPC in flight.
+    health_checks: CachePadded<AtomicUsize>,
     /// Bytes that requests and responses in flight on them take.
     buffered_bytes: CachePadded<AtomicUsize>,
     log_throttles: [LogThrottle; ExceededLimit::ALL.len()],
@@ -69,6 +72,8 @@ struct AddressUsage {
 #[derive(Debug, Default)]
 struct InFlightCounts {
     requests: AtomicUsize,
+    /// Health checks over gRPC.
+    health_checks: AtomicUsize,
     /// Bytes that requests and responses take.
     buffered_bytes: AtomicUsize,
 }
@@ -88,19 +93,27 @@ pub(super) struct ConnectionPermit {
 
 /// An admitted request. Dropping it frees its place.
 #[derive(Debug)]
-pub(super) struct RequestPermit(Arc<ConnectionPermit>);
+pub(super) struct RequestPermit {
+    connection: Arc<ConnectionPermit>,
+    is_health_check: bool,
+}
 
 /// Request that a limit on concurrent requests rejected.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct OverloadRejection(ListenerKind);
 
-/// Number of health checks that are admitted beyond the limits on requests in flight.
-const HEALTH_CHECK_RESERVE: usize = 256;
+/// Divisor of the limit on requests in flight, of which an address gets that part of health checks beside its requests: 2048
+/// by default.
+const HEALTH_CHECKS_DIVISOR: usize = 32;
+/// Least number of health checks that an address may have in flight.
+const MIN_HEALTH_CHECKS: usize = 16;
 
 /// Maximum number of open connections of a listener for operators. Over HTTP/1, each holds one page at most.
 const MAX_OPERATOR_CONNECTIONS: usize = 64;
 /// The same of each client address, so that none keeps out the others, nor the probes.
 const MAX_OPERATOR_CONNECTIONS_PER_ADDRESS: usize = 48;
+/// Open connections from this machine that such a listener takes beyond that.
+const LOOPBACK_CONNECTIONS: usize = 8;
 
 /// Start of the paths of health probes over gRPC.
 const HEALTH_SERVICE_PATH_PREFIX: &str = "/grpc.health.v1.Health/";
@@ -124,8 +137,8 @@ impl AdmissionLimits {
         let max_connections = bounds.connections.unwrap_or(third).min(third);
         tracing::info!(max_connections, open_files, "connection limit of each listener");
         let log_throttles = [const { LogThrottle::every(LOG_INTERVAL) }; ExceededLimit::ALL.len()];
-        let [requests, buffered_bytes] = Default::default();
-        Self { bounds, max_connections, stats, requests, buffered_bytes, log_throttles }
+        let [requests, health_checks, buffered_bytes] = Default::default();
+        Self { bounds, max_connections, stats, requests, health_checks, buffered_bytes, log_throttles }
     }
 
     /// Admission of one listener under these limits.
@@ -150,7 +163,9 @@ impl ListenerAdmission {
         let mut max = self.limits.max_connections;
         let mut max_per_address = self.limits.bounds.connections_per_address.unwrap_or(usize::MAX);
         if !self.kind.serves_clients() {
-            max = max.min(MAX_OPERATOR_CONNECTIONS);
+            let is_from_here = peer.is_none_or(|peer| peer.ip().to_canonical().is_loopback());
+            let own = if is_from_here { LOOPBACK_CONNECTIONS } else { 0 };
+            max = max.min(MAX_OPERATOR_CONNECTIONS + own);
             max_per_address = max_per_address.min(MAX_OPERATOR_CONNECTIONS_PER_ADDRESS);
         }
         if self.stats().open_connection_count() >= max {
@@ -195,38 +210,39 @@ impl ListenerAdmission {
 }
 
 impl ConnectionPermit {
-    /// Admits a request by its path; `None` on a listener for operators, which does not limit requests.
+    /// Admits a request by its path; `None` for one that is not limited: on a listener for operators, and a probe.
     ///
     /// # Errors
     /// A limit on requests in flight is reached.
     pub(super) fn admit_request(self: &Arc<Self>, path: &str) -> Result<Option<RequestPermit>, OverloadRejection> {
         self.mark_active();
         let kind = self.listener_kind();
-        if !kind.serves_clients() {
+        // A probe is answered at once, whatever its body, and holds nothing.
+        if !kind.serves_clients() || kind != ListenerKind::Grpc && HTTP_PROBE_PATHS.contains(&path) {
             return Ok(None);
         }
-        let is_health_check = path.starts_with(HEALTH_SERVICE_PATH_PREFIX) || HTTP_PROBE_PATHS.contains(&path);
-        let reserve = if is_health_check { HEALTH_CHECK_RESERVE } else { 0 };
-        self.admit_client_request(reserve).map(Some).map_err(|limit| {
+        self.admit_client_request(path.starts_with(HEALTH_SERVICE_PATH_PREFIX)).map(Some).map_err(|limit| {
             self.record_refusal(limit);
             OverloadRejection(kind)
         })
     }
 
-    /// Admits a request of a client, which may exceed the limits by `reserve` requests.
+    /// Admits a request of a client; a health check is counted apart from others, with the same total.
     ///
     /// # Errors
     /// The limit on requests in flight that is reached.
-    fn admit_client_request(self: &Arc<Self>, reserve: usize) -> Result<RequestPermit, ExceededLimit> {
-        let (limits, bounds) = (&self.listener.limits, &self.listener.limits.bounds);
-        let total = limits.requests.0.fetch_add(1, Ordering::Relaxed);
-        let of_address = self.of_address.0.requests.fetch_add(1, Ordering::Relaxed);
+    fn admit_client_request(self: &Arc<Self>, is_health_check: bool) -> Result<RequestPermit, ExceededLimit> {
+        let bounds = &self.listener.limits.bounds;
         // Dropping the permit subtracts from both counters.
-        let permit = RequestPermit(Arc::clone(self));
-        let is_reached = |count: usize, max: Option<usize>| max.is_some_and(|max| count >= max.saturating_add(reserve));
-        if is_reached(total, bounds.requests) {
+        let permit = RequestPermit { connection: Arc::clone(self), is_health_check };
+        let [total, of_address] = permit.counters().map(|counter| counter.fetch_add(1, Ordering::Relaxed));
+        let of_checks = bounds.requests.map(|max| (max / HEALTH_CHECKS_DIVISOR).max(MIN_HEALTH_CHECKS));
+        let max_of_address = if is_health_check { of_checks } else { bounds.requests_per_address };
+        let is_reached = |count: usize, max: Option<usize>| max.is_some_and(|max| count >= max);
+        if is_reached(total, bounds.requests.map(|max| if is_health_check { max.max(MIN_HEALTH_CHECKS) } else { max }))
+        {
             Err(ExceededLimit::Requests)
-        } else if is_reached(of_address, bounds.requests_per_address) {
+        } else if is_reached(of_address, max_of_address) {
             Err(ExceededLimit::RequestsPerAddress)
         } else {
             Ok(permit)
@@ -303,10 +319,22 @@ impl Drop for ConnectionPermit {
     }
 }
 
+impl RequestPermit {
+    /// Counters of all clients and of the address that the request is in.
+    fn counters(&self) -> [&AtomicUsize; 2] {
+        let (limits, of_address) = (&self.connection.listener.limits, &self.connection.of_address.0);
+        match self.is_health_check {
+            true => [&limits.health_checks.0, &of_address.health_checks],
+            false => [&limits.requests.0, &of_address.requests],
+        }
+    }
+}
+
 impl Drop for RequestPermit {
     fn drop(&mut self) {
-        self.0.listener.limits.requests.0.fetch_sub(1, Ordering::Relaxed);
-        self.0.of_address.0.requests.fetch_sub(1, Ordering::Relaxed);
+        for counter in self.counters() {
+            counter.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 }
 

@@ -302,7 +302,7 @@ async fn answer_request(
         }
     } else {
         let pings = pings.filter(|_| is_quota_stream);
-        let mut request = build_routed_request(&head, body);
+        let mut request = copy_head_for_router(&head, body);
         drop(head);
         let written = pings.map(|pings| add_quota_stream_extensions(request.extensions_mut(), pings));
         if let Some(peer) = peer {
@@ -348,7 +348,7 @@ const MAX_ROUTED_HEADER_BYTES: usize = 1024;
 /// Builds the request that the router gets: the path and the headers that services read, copied.
 ///
 /// The original ones can be slices of the frame that they came in, and would keep the whole frame.
-fn build_routed_request(head: &Parts, body: RequestBody) -> Request<Body> {
+fn copy_head_for_router(head: &Parts, body: RequestBody) -> Request<Body> {
     let mut request = Request::new(Body::new(body));
     *request.method_mut() = head.method.clone();
     *request.version_mut() = Version::HTTP_2;

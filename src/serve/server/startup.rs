@@ -55,21 +55,21 @@ impl StartupResources {
         stats: &Arc<StatsByListener>,
     ) -> Result<Self, Vec<StartupError>> {
         let mut errors = listeners::find_address_problems(settings);
-        let guards = take_value(&mut errors, listeners::load_guards_and_certificates(settings, stats));
+        let guards = ok_or_collect_errors(&mut errors, listeners::load_guards_and_certificates(settings, stats));
         let metrics = &settings.metrics;
         let prometheus_page =
             metrics.prometheus.as_ref().map(|prometheus| PrometheusPageConfig::new(prometheus, &metrics.tags));
-        let prometheus_page = take_value(&mut errors, prometheus_page.transpose().map_err(Some)).flatten();
+        let prometheus_page = ok_or_collect_errors(&mut errors, prometheus_page.transpose().map_err(Some)).flatten();
         let exporter = settings.tracing.as_ref().map(build_span_exporter).transpose();
-        let exporter = take_value(&mut errors, exporter.map_err(Some)).flatten();
+        let exporter = ok_or_collect_errors(&mut errors, exporter.map_err(Some)).flatten();
         let metric_exporter = settings.otlp_metrics.as_ref().map(|otlp| build_metric_exporter(otlp, &metrics.tags));
-        let metric_exporter = take_value(&mut errors, metric_exporter.transpose().map_err(Some)).flatten();
+        let metric_exporter = ok_or_collect_errors(&mut errors, metric_exporter.transpose().map_err(Some)).flatten();
         let values = settings.decision_log.as_ref().map(log::check_sinks_and_build_value_form).transpose();
-        let values = take_value(&mut errors, values);
+        let values = ok_or_collect_errors(&mut errors, values);
         let secret = settings.fleet.secret.as_ref().map(SecretSource::load_secret).transpose();
         // If the decision log failed, it has already reported the same key file.
         let secret = secret.map_err(|unusable| values.is_some().then_some(unusable));
-        let fleet_secret = take_value(&mut errors, secret).flatten();
+        let fleet_secret = ok_or_collect_errors(&mut errors, secret).flatten();
         if !errors.is_empty() {
             return Err(errors);
         }
@@ -85,7 +85,7 @@ impl StartupResources {
 }
 
 /// Value of a result; `None` of an error, which is added to `errors`.
-fn take_value<T, E: Into<StartupError>>(
+fn ok_or_collect_errors<T, E: Into<StartupError>>(
     errors: &mut Vec<StartupError>,
     result: Result<T, impl IntoIterator<Item = E>>,
 ) -> Option<T> {

@@ -295,27 +295,26 @@ fn message_that_takes_too_long_ends_its_call() {
 }
 
 #[test]
-fn health_checks_beyond_their_reserve_are_refused() {
-    const RESERVE: u32 = 256;
-    // An address gets a quarter.
+fn health_checks_beyond_those_of_an_address_are_refused_and_keep_out_no_decision() {
+    const OF_ADDRESS: u32 = 16;
     let server = server().env("TOLLKEEPER_MAX_CONCURRENT_REQUESTS", "40").start();
     let mut connection = Http2Connection::connect(server.grpc_port());
-    let (watches, all) = (RESERVE + 10, RESERVE + 20);
+    let all = OF_ADDRESS + 10;
     for stream in (1..2 * all).step_by(2) {
-        let path = if stream < 2 * watches { WATCH } else { CHECK };
+        let path = if stream < 2 * OF_ADDRESS { WATCH } else { CHECK };
         connection.call_method_with(stream, path, &frame(DATA, END_STREAM, stream, &[0; 5])).unwrap();
     }
     let (mut answered, mut refused) = responses(&mut connection, (1..2 * all).step_by(2));
     answered.sort_unstable();
     refused.sort_unstable();
-    assert_eq!((answered.last(), refused.first()), (Some(&(2 * watches - 1)), Some(&(2 * watches + 1))));
+    assert_eq!((answered.last(), refused.first()), (Some(&(2 * OF_ADDRESS - 1)), Some(&(2 * OF_ADDRESS + 1))));
     assert_eq!(refusals(&server, "concurrent_requests_per_address"), 10);
-    // A place that becomes free is for a health check, not for a decision.
-    connection.send(RST_STREAM, 0, 1, &[0; 4]).unwrap();
+    // Decisions and probes over HTTP have places of their own.
     let client = Client::connect(server.grpc_port());
+    client.call(&rate_limit_request("shop", &[("user", "ann")])).unwrap();
+    assert_eq!(http::get(server.http_port(), "/livez").send().status, 200);
+    connection.send(RST_STREAM, 0, 1, &[0; 4]).unwrap();
     wait_for("a place", || client.is_serving("").ok());
-    let decision = client.call(&rate_limit_request("shop", &[("user", "ann")]));
-    assert_eq!(decision.unwrap_err().code(), Code::ResourceExhausted);
 }
 
 #[test]

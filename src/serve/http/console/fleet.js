@@ -194,7 +194,7 @@ function thisReplica(main, { live, alarms }) {
       card('Store', element('p', { class: store.available ? 'good' : 'bad' }, `${store.kind}: ${store.available ? 'available' : 'lost'}`),
         details([['Servers', number(store.servers)], ['Connections', number(store.connections)], ['Servers not used', number(store.available ? store.breakers_open : store.servers)], ['Failed charges per second', rate(last.recent.failed_charges_per_s)]])),
       card('Rules', element('p', { class: rules.load_failed ? 'bad' : 'good' }, rules.load_failed ? 'the last reload failed' : 'loaded'),
-        details([['Version', rules.version ?? rules.number], ['Loaded', rules.loaded_at_us ? timeOf(rules.loaded_at_us / 1000) : '–'], ['Domains', number(rules.domains)], ['Limits', number(rules.limits)]])),
+        details([['Version', rules.version ?? rules.load_number], ['Loaded', rules.loaded_at_us ? timeOf(rules.loaded_at_us / 1000) : '–'], ['Domains', number(rules.domains)], ['Limits', number(rules.limits)]])),
       card('Replicas', para(replicas ? `${number(replicas.live)} live` : 'counted with Redis only'),
         replicas && details([['Slot', replicas.slot ?? 'none']]), para(link('#/fleet', 'All replicas'))));
   };

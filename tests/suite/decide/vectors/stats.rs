@@ -42,7 +42,7 @@ fn exported_counters(group: &Group, setup: Setup) -> BTreeMap<String, i64> {
     }
     // A stop waits a second for the last report, which a busy machine may not send by then.
     let mut counters = BTreeMap::new();
-    while counters != statsd.counters() {
+    while counters.is_empty() || counters != statsd.counters() {
         counters = statsd.counters();
         thread::sleep(Duration::from_secs(1));
     }

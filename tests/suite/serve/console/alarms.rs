@@ -292,7 +292,7 @@ fn replicas_in_one_process_have_alarms_of_their_own() {
     let mut since = || {
         let refused = replicas.iter().zip(&mut seen).map(|(replica, seen)| {
             let mut alarms = find_own_alarms(replica);
-            seen.set_times(&mut alarms, replica.service.clock.now());
+            seen.set_since_and_forget_ended(&mut alarms, replica.service.clock.now());
             alarms.into_iter().find(|alarm| alarm.kind == "rlqs_off").map(|alarm| alarm.since)
         });
         refused.collect::<Vec<_>>()

@@ -50,7 +50,7 @@ fn event_has_the_counts_of_its_interval() {
     let recent = &first["recent"];
     assert_eq!((&recent["calls_per_s"], &recent["latency_us"]["p50"]), (&Value::from(0.0), &Value::Null));
     assert_eq!((&first["store"]["kind"], &first["store"]["available"]), (&"memory".into(), &true.into()));
-    assert_eq!((&first["rules"]["number"], &first["rules"]["limits"]), (&1.into(), &1.into()), "{first}");
+    assert_eq!((&first["rules"]["load_number"], &first["rules"]["limits"]), (&1.into(), &1.into()), "{first}");
     assert_eq!((&first["ready"], &first["draining"], &first["replicas"]), (&true.into(), &false.into(), &Value::Null));
 
     let client = Client::connect(server.grpc_port());
