@@ -43,8 +43,14 @@ pub(super) trait RecordField {
     /// Returns true for the value that a field with `= default` leaves out.
     fn is_absent(&self) -> bool;
 
-    /// Appends `start`, which has the name of the field, and the value.
+    /// Appends `start` and the value. `start` has the name of the field, and ends with a quote: the opening one of a text,
+    /// which other values leave out.
     fn append_field(&self, line: &mut Vec<u8>, start: &str);
+}
+
+/// Appends the start of a field whose value is no text.
+pub(super) fn append_start(line: &mut Vec<u8>, start: &str) {
+    line.extend_from_slice(&start.as_bytes()[..start.len() - 1]);
 }
 
 /// Declares a record: a JSON object of these fields, in this order. A field with `= default` is absent if its value is
@@ -76,7 +82,7 @@ macro_rules! declare_record {
             fn append_fields(&self, line: &mut Vec<u8>) {
                 $(
                     if stringify!($($default)?).is_empty() || !RecordField::is_absent(&self.$name) {
-                        let start = concat!(",\"", declare_record!(@name $name $($json)?), "\":");
+                        let start = concat!(",\"", declare_record!(@name $name $($json)?), "\":\"");
                         RecordField::append_field(&self.$name, line, start);
                     }
                 )*
@@ -89,7 +95,7 @@ macro_rules! declare_record {
             }
 
             fn append_field(&self, line: &mut Vec<u8>, start: &str) {
-                line.extend_from_slice(start.as_bytes());
+                append_start(line, start);
                 let fields = line.len();
                 self.append_fields(line);
                 match line.get_mut(fields) {
@@ -128,10 +134,10 @@ impl<A: Array<Item: RecordField>> RecordField for SmallVec<A> {
     }
 
     fn append_field(&self, line: &mut Vec<u8>, start: &str) {
-        line.extend_from_slice(start.as_bytes());
+        append_start(line, start);
         line.push(b'[');
         for (index, item) in self.iter().enumerate() {
-            item.append_field(line, if index > 0 { "," } else { "" });
+            item.append_field(line, if index > 0 { ",\"" } else { "\"" });
         }
         line.push(b']');
     }
@@ -143,7 +149,7 @@ impl RecordField for bool {
     }
 
     fn append_field(&self, line: &mut Vec<u8>, start: &str) {
-        line.extend_from_slice(start.as_bytes());
+        append_start(line, start);
         line.extend_from_slice(if *self { b"true" } else { b"false" });
     }
 }
@@ -156,7 +162,7 @@ macro_rules! impl_number_fields {
             }
 
             fn append_field(&self, line: &mut Vec<u8>, start: &str) {
-                line.extend_from_slice(start.as_bytes());
+                append_start(line, start);
                 line.extend_from_slice(itoa::Buffer::new().format(*self).as_bytes());
             }
         }
@@ -201,7 +207,7 @@ impl RecordField for RecordText<'_> {
         if needs_no_escape(self.as_bytes()) {
             append_quoted(line, start, self);
         } else {
-            line.extend_from_slice(start.as_bytes());
+            append_start(line, start);
             // Writing text to memory does not fail.
             let _ = serde_json::to_writer(line, &**self);
         }
@@ -211,7 +217,6 @@ impl RecordField for RecordText<'_> {
 /// Appends a text that needs no escapes.
 pub(super) fn append_quoted(line: &mut Vec<u8>, start: &str, text: &str) {
     line.extend_from_slice(start.as_bytes());
-    line.push(b'"');
     line.extend_from_slice(text.as_bytes());
     line.push(b'"');
 }
