@@ -38,6 +38,7 @@ pub mod merge;
 mod decision_records;
 pub mod quota_buckets;
 
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use futures_util::future::OptionFuture;
@@ -57,7 +58,11 @@ use self::selected_request::SelectedRequest;
 use self::selection::{keep_limits_of_refunds, select_limits};
 use self::status::DescriptorStatus;
 use crate::limit::request::Request;
+use crate::rules::rule::set::RuleSet;
 use crate::telemetry::log_throttle::LogThrottle;
+
+/// The rules of a request that only a block decides.
+static NO_RULES: LazyLock<RuleSet> = LazyLock::new(|| RuleSet::new(Vec::new()));
 
 /// Interval of log lines about refused calls.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
@@ -69,9 +74,8 @@ const LOG_INTERVAL: Duration = Duration::from_secs(60);
 /// which costs a tenth of a decision from memory.
 macro_rules! decide_in_steps {
     ($decider:ident, $context:ident, $request:ident, $complete:ident, $observe:expr) => {{
-        let prepared = $decider.prepare_request($context, $request)?;
+        let (prepared, blocked) = $decider.prepare_request($context, $request)?;
         let request = prepared.request();
-        let blocked = $decider.find_blocks($context, &prepared);
         $complete!($decider.read_missing_rows($context, &prepared, blocked.as_ref()));
         let mut selections = select_limits(&$decider.behaviour, &prepared, Some($context.store.now));
         if blocked.is_some() {
@@ -149,26 +153,33 @@ impl Decider {
         decide_in_steps!(self, context, request, expect_completed_step, observe)
     }
 
-    /// Prepares a request, and checks that it can be decided; logs it if it cannot.
+    /// Prepares a request, finds the blocks that it meets, and checks that it can be decided; logs it if it cannot.
+    ///
+    /// A block rejects the request also while no rules are loaded, or if it has more descriptors than they can match: an
+    /// error would let it pass a proxy that admits requests on errors.
     #[inline]
     fn prepare_request<'a, 'r, 'm>(
         &self,
         context: DecisionContext<'r>,
         request: &'a Request<'m>,
-    ) -> Result<PreparedRequest<'a, 'r, 'm>, DecideError> {
+    ) -> Result<(PreparedRequest<'a, 'r, 'm>, Option<BlockMatch>), DecideError> {
         let refuse = |request: &Request<'m>, error| self.record_undecided_request(context, request, error);
         let rules = match context.rules {
-            _ if request.domain.is_empty() => Err(DecideError::EmptyDomain),
-            _ if request.descriptors.is_empty() => Err(DecideError::NoDescriptors),
-            rules => rules.ok_or(DecideError::NoRules),
+            _ if request.domain.is_empty() => return Err(refuse(request, DecideError::EmptyDomain)),
+            _ if request.descriptors.is_empty() => return Err(refuse(request, DecideError::NoDescriptors)),
+            Some(rules) => rules,
+            None => &NO_RULES,
         };
-        let prepared = rules.and_then(|rules| PreparedRequest::new(rules, context.slots, request));
-        let prepared = prepared.map_err(|error| refuse(request, error))?;
-        match prepared.rules.find_max_descriptors_if_exceeded(prepared.request()) {
-            None => Ok(prepared),
-            Some(max_descriptors) => {
-                Err(refuse(prepared.request(), DecideError::TooMuchBacktracking { max_descriptors }))
-            }
+        let prepared = PreparedRequest::new(rules, context.slots, request).map_err(|error| refuse(request, error))?;
+        let blocked = self.find_blocks(context, &prepared);
+        let error = match rules.find_max_descriptors_if_exceeded(prepared.request()) {
+            _ if context.rules.is_none() => DecideError::NoRules,
+            Some(max_descriptors) => DecideError::TooMuchBacktracking { max_descriptors },
+            None => return Ok((prepared, blocked)),
+        };
+        match blocked {
+            Some(_) => Ok((prepared.with_rules(&NO_RULES), blocked)),
+            None => Err(refuse(prepared.request(), error)),
         }
     }
 

@@ -48,6 +48,11 @@ impl<'a, 'r, 'm> PreparedRequest<'a, 'r, 'm> {
         Self { rules, sent, changed: None }
     }
 
+    /// The same request with other rules.
+    pub(super) fn with_rules(self, rules: &'r RuleSet) -> Self {
+        Self { rules, ..self }
+    }
+
     /// The request as it is matched.
     pub fn request(&self) -> &Request<'m> {
         self.changed.as_deref().map_or(self.sent, |changed| &changed.request)

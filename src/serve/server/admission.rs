@@ -102,8 +102,8 @@ pub(super) struct RequestPermit {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct OverloadRejection(ListenerKind);
 
-/// Divisor of the limit on requests in flight, of which an address gets that part of health checks beside its requests: 2048
-/// by default.
+/// Divisor of the limit on requests in flight: so many health checks an address may have beside its requests, 2048 by
+/// default.
 const HEALTH_CHECKS_DIVISOR: usize = 32;
 /// Least number of health checks that an address may have in flight.
 const MIN_HEALTH_CHECKS: usize = 16;
@@ -233,14 +233,16 @@ impl ConnectionPermit {
     /// The limit on requests in flight that is reached.
     fn admit_client_request(self: &Arc<Self>, is_health_check: bool) -> Result<RequestPermit, ExceededLimit> {
         let bounds = &self.listener.limits.bounds;
+        let at_least = |max: usize| max.max(MIN_HEALTH_CHECKS);
+        let (max, max_of_address) = match is_health_check {
+            true => (bounds.requests.map(at_least), bounds.requests.map(|max| at_least(max / HEALTH_CHECKS_DIVISOR))),
+            false => (bounds.requests, bounds.requests_per_address),
+        };
         // Dropping the permit subtracts from both counters.
         let permit = RequestPermit { connection: Arc::clone(self), is_health_check };
         let [total, of_address] = permit.counters().map(|counter| counter.fetch_add(1, Ordering::Relaxed));
-        let of_checks = bounds.requests.map(|max| (max / HEALTH_CHECKS_DIVISOR).max(MIN_HEALTH_CHECKS));
-        let max_of_address = if is_health_check { of_checks } else { bounds.requests_per_address };
         let is_reached = |count: usize, max: Option<usize>| max.is_some_and(|max| count >= max);
-        if is_reached(total, bounds.requests.map(|max| if is_health_check { max.max(MIN_HEALTH_CHECKS) } else { max }))
-        {
+        if is_reached(total, max) {
             Err(ExceededLimit::Requests)
         } else if is_reached(of_address, max_of_address) {
             Err(ExceededLimit::RequestsPerAddress)

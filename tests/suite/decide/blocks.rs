@@ -13,7 +13,7 @@ use kit::grpc::{Client, descriptor, rate_limit_request};
 use kit::http::{self, Response};
 use kit::redis;
 use kit::scrape::{scrape, with_prometheus};
-use kit::tollkeeper::{Setup, Tollkeeper, inherited_env, program_path, with_rules};
+use kit::tollkeeper::{Setup, Tollkeeper, inherited_env, program_path, with_rules, without_rules};
 use kit::wait_for;
 
 const RULES: &str = "\
@@ -370,6 +370,30 @@ fn refund_beside_a_blocked_entry_is_not_lost() {
             server.explain(&body.to_string())["descriptors"][0]["limits"][0]["counter"]["used"].as_u64()
         };
         assert_eq!((used("bob"), used("ann"), used("cat")), (Some(6), Some(0), Some(0)), "only the refund counts");
+    }
+}
+
+/// An error would let them pass a proxy that admits requests on errors.
+#[test]
+fn blocked_requests_are_rejected_without_rules_and_with_too_many_descriptors_for_them() {
+    let level = |indent: &str, below: &str| {
+        (0..20).map(|at| format!("{indent}- key: k\n{indent}  value: '*a{at}*'\n{below}")).collect::<String>()
+    };
+    let last = "    descriptors: [{key: z, value: z, rate_limit: {unit: day, requests_per_unit: 1}}]\n";
+    let both = level("", &format!("  descriptors:\n{}", level("  ", last)));
+    let backtracking = format!("domain: shop\nmatching: {{order: any, backtrack: true}}\ndescriptors:\n{both}");
+    for (setup, count) in
+        [(without_rules().arg("--config").arg("/nowhere/rules.yaml"), 1), (with_rules(&backtracking), 300)]
+    {
+        let setup = setup.env("TOLLKEEPER_DRAIN_PERIOD", "0s").env("TOLLKEEPER_ADMIN_TOKEN", TOKEN);
+        let server = if count == 1 { setup.start_unhealthy() } else { setup.start() };
+        let client = Client::connect(server.grpc_port());
+        let mut request = rate_limit_request("shop", &[("user", "ann")]);
+        request.descriptors.resize(count, descriptor(&[("k", "x")]));
+        assert!(client.call(&request).is_err());
+        assert_eq!(block_for(&server, "ann", "10m").status, 200);
+        let rejected = client.call(&request).unwrap();
+        assert_eq!((rejected.overall_code, rejected.statuses[0].code, rejected.statuses.len()), (2, 2, count));
     }
 }
 
