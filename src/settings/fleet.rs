@@ -38,10 +38,8 @@ choices! { TopKeyValueForm }
 pub struct FleetSettings {
     /// Redis through which replicas exchange statistics; the error is the reason why they do not.
     pub redis: Result<FleetRedis, &'static str>,
-    /// Form of the values in rejected keys.
+    /// Form of the values in rejected keys; without values, keys do not leave the process.
     pub top_values: TopKeyValueForm,
-    /// False if the values must not leave the process.
-    pub publishes_keys: bool,
     /// Secret of all replicas, for hashes and to authenticate statistics.
     pub secret: Option<SecretSource>,
 }
@@ -83,7 +81,6 @@ impl FleetSettings {
             let fix = "give TOLLKEEPER_DECISION_LOG_HASH_KEY or TOLLKEEPER_DECISION_LOG_HASH_KEY_FILE";
             values.add_problem(asking, "there is no key to hash with", fix);
         }
-        let publishes_keys = top_values != TopKeyValueForm::None;
-        Self { redis, top_values, publishes_keys, secret }
+        Self { redis, top_values, secret }
     }
 }

@@ -65,7 +65,6 @@ impl FleetMembership {
         key: Option<AuthenticationKey>,
     ) -> io::Result<Self> {
         let values = match settings.top_values {
-            _ if !settings.publishes_keys => PublishedKeyForm::None,
             TopKeyValueForm::Plain => PublishedKeyForm::Plain,
             TopKeyValueForm::Hashed => PublishedKeyForm::Hashed,
             TopKeyValueForm::None => PublishedKeyForm::None,
