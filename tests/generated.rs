@@ -1,10 +1,14 @@
 //! Files of the repository that are written from the program, the chart's values or the `.proto` files.
 //!
 //! `.ci/generate` writes them; tests compare them. Read the difference before the commit. The program is built with the
-//! committed `proto/descriptors.bin`: after a change of a `.proto` file, run `.ci/generate` before code uses it.
+//! committed [`PROTOBUF_CODE`]: after a change of a `.proto` file, run `.ci/generate` before code uses it.
+//!
+//! Decides: keys and values as bytes, domains as UTF-8 (prost).
+//! Decides: the messages that reflection shows, with keys and values as `string`.
 
 use std::fmt::Write as _;
 use std::fs;
+use std::iter;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -22,6 +26,8 @@ use tollkeeper::tools::envoy_check::check_bootstrap;
 pub(crate) const BAD_RULES: &str = "tests/suite/rules/config/bad";
 /// Envoy bootstraps: in `bad`, one per check with its findings beside it; `rules.yaml` has the rules for all of them.
 pub(crate) const ENVOY_SAMPLES: &str = "tests/suite/tools/envoy_check";
+/// Code from the files of `proto/`.
+const PROTOBUF_CODE: &str = "proto/generated";
 pub(crate) const VALUES: &str = "deploy/chart/values.yaml";
 pub(crate) const VALUES_SCHEMA: &str = "deploy/chart/values.schema.json";
 pub(crate) const CHART_README: &str = "deploy/chart/README.md";
@@ -66,7 +72,7 @@ pub(crate) fn assert_up_to_date(files: &[GeneratedFile]) {
 
 /// All files that are generated.
 pub(crate) fn all_files() -> Vec<GeneratedFile> {
-    [schemas(), settings(), rule_diagnostics(), envoy_findings(), chart_values(), descriptors()]
+    [schemas(), settings(), rule_diagnostics(), envoy_findings(), chart_values(), protobuf()]
         .into_iter()
         .flatten()
         .collect()
@@ -129,23 +135,41 @@ pub(crate) fn chart_values() -> Vec<GeneratedFile> {
     vec![GeneratedFile::new(VALUES_SCHEMA, format!("{schema:#}\n")), GeneratedFile::new(CHART_README, readme)]
 }
 
-/// Input of `build.rs`, so that builds need no `protoc` and compile no parser.
-pub(crate) fn descriptors() -> Vec<GeneratedFile> {
-    /// The services that clients call, then those of a control plane.
-    const ROOTS: [&str; 4] = [
-        "envoy/service/ratelimit/v3/rls.proto",
+/// Code of the messages and services of `proto/`, and the descriptor set that reflection shows to clients.
+///
+/// They differ in one point. The code takes `Entry.key` and `Entry.value` as bytes, because Envoy puts raw header bytes
+/// there; the set says `string`, as Envoy's own files do, so that requests written as text need no base64. On the wire
+/// both are the same. The service of quotas is not in the set: its streams are no use to tools, and its lists of entries
+/// are maps elsewhere.
+pub(crate) fn protobuf() -> Vec<GeneratedFile> {
+    /// The service that clients call.
+    const SERVICE: &str = "envoy/service/ratelimit/v3/rls.proto";
+    /// What Envoys and control planes have beside it.
+    const OTHERS: [&str; 3] = [
         "envoy/service/rate_limit_quota/v3/rlqs.proto",
         "envoy/service/discovery/v3/ads.proto",
         "ratelimit/config/ratelimit/v3/rls_conf.proto",
     ];
-    let mut set = protox::compile(ROOTS, [repository("proto")]).unwrap();
-    // Comments become those of the Rust code; lines and columns would make the file stale without need.
-    for place in
-        set.file.iter_mut().filter_map(|file| file.source_code_info.as_mut()).flat_map(|info| &mut info.location)
-    {
-        place.span.clear();
+    let include = [repository("proto")];
+    let mut shown = protox::compile([SERVICE], &include).unwrap();
+    for file in &mut shown.file {
+        file.source_code_info = None;
     }
-    vec![GeneratedFile::new("proto/descriptors.bin", set.encode_to_vec())]
+    let folder = tempfile::tempdir().unwrap();
+    tonic_prost_build::configure()
+        .bytes(".envoy.extensions.common.ratelimit.v3.RateLimitDescriptor.Entry")
+        .bytes(".envoy.service.rate_limit_quota.v3.BucketId.BucketEntry")
+        .include_file("pb.rs")
+        .emit_rerun_if_changed(false)
+        .out_dir(&folder)
+        .compile_fds(protox::compile(iter::once(SERVICE).chain(OTHERS), &include).unwrap())
+        .unwrap();
+    let code = fs::read_dir(&folder).unwrap().map(|file| {
+        let file = file.unwrap();
+        let path = format!("{PROTOBUF_CODE}/{}", file.file_name().to_str().unwrap());
+        GeneratedFile::new(path, fs::read(file.path()).unwrap())
+    });
+    code.chain([GeneratedFile::new("proto/descriptors.bin", shown.encode_to_vec())]).collect()
 }
 
 fn repository(path: &str) -> PathBuf {

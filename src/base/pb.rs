@@ -1,5 +1,5 @@
 //! Protobuf messages and services of Envoy's rate limit and discovery APIs, each under one path, generated
-//! by `build.rs` from `proto/`.
+//! from `proto/` by `.ci/generate`.
 //!
 //! `Entry.key` and `Entry.value` are `Bytes`: slices of the received message, UTF-8 or not. Well-known wrappers are
 //! `Option`s, so that a number that was not sent differs from 0. Nothing here interprets a message; `serve::grpc` and
@@ -17,7 +17,7 @@ pub mod proto_json;
     reason = "generated"
 )]
 mod generated {
-    include!(concat!(env!("OUT_DIR"), "/pb.rs"));
+    include!("../../proto/generated/pb.rs");
 }
 
 // The generated modules follow the packages, up to five levels deep; the names are distinct without them.
@@ -61,5 +61,5 @@ pub const QUOTA_METHOD_PATH: &str = "/envoy.service.rate_limit_quota.v3.RateLimi
 ///
 /// There `Entry.key` and `Entry.value` are `string`, as in Envoy's own files.
 pub const fn file_descriptor_set() -> &'static [u8] {
-    include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"))
+    include_bytes!("../../proto/descriptors.bin")
 }

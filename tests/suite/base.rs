@@ -2,6 +2,6 @@
 
 mod proto;
 mod proto_json;
-mod descriptors;
+mod protobuf;
 mod text;
 mod text_table;

@@ -1,0 +1,8 @@
+//! Code in `proto/generated` and `proto/descriptors.bin` agree with the files of `proto/`.
+
+use crate::generated;
+
+#[test]
+fn protobuf_code_is_up_to_date() {
+    generated::assert_up_to_date(&generated::protobuf());
+}
