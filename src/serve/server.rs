@@ -108,7 +108,7 @@ pub async fn run_server(settings: Settings, source: SourceConfig) -> Result<(), 
 
     let (stop, stopping) = watch::channel(false);
     let grpc_health = GrpcHealth::new(Arc::clone(&health), Arc::clone(&service));
-    let quota = settings.grpc.quota.map(|bounds| QuotaService::start(Arc::clone(&service), bounds));
+    let quota = settings.grpc.max_quota_buckets.map(|max| QuotaService::start(Arc::clone(&service), max));
     let collector = build_metrics_collector(&settings, &service, &health, &listener_stats, quota.clone());
     let statsd = start_statsd_thread(&settings.metrics, collector.clone())
         .map_err(error_naming_resource("the thread that reports metrics"))?;

@@ -29,11 +29,8 @@ settings! { "gRPC";
     TOLLKEEPER_RLQS: bool = "false", "offer the rate limit quota service, by which proxies decide by themselves"
         .often_set();
     TOLLKEEPER_RLQS_MAX_BUCKETS: usize = "100000",
-        "buckets of all proxies, of which one stream gets at most 4/5; further ones are abandoned"
+        "buckets of all proxies, each 640 bytes of keys and values one; a stream gets 4/5 at most; others are abandoned"
         .only_read("with TOLLKEEPER_RLQS=true") .within("1 to 100000000");
-    TOLLKEEPER_RLQS_MAX_ID_BYTES: ByteSize = "64MiB",
-        "the same for the bytes of their keys and values" .only_read("with TOLLKEEPER_RLQS=true")
-        .within("1KiB to 1024GiB");
 }
 
 /// Policy for gRPC connections.
@@ -51,17 +48,8 @@ pub struct GrpcSettings {
     pub max_header_bytes: u32,
     /// `true` if server reflection is offered.
     pub reflection: bool,
-    /// The rate limit quota service; `None` if it is off.
-    pub quota: Option<QuotaSettings>,
-}
-
-/// Bounds of the rate limit quota service.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct QuotaSettings {
-    /// Maximum number of buckets of all streams.
-    pub buckets: usize,
-    /// Maximum number of bytes of their ids.
-    pub id_bytes: usize,
+    /// Places for buckets of the rate limit quota service, 1 to 100 000 000; `None` if it is off.
+    pub max_quota_buckets: Option<usize>,
 }
 
 impl GrpcSettings {
@@ -74,10 +62,7 @@ impl GrpcSettings {
             max_message_bytes: values.get(&TOLLKEEPER_GRPC_MAX_MESSAGE_BYTES).to_usize_saturating(),
             max_header_bytes: u32::try_from(values.get(&TOLLKEEPER_GRPC_MAX_HEADER_BYTES).0).unwrap_or(u32::MAX),
             reflection: values.get(&TOLLKEEPER_REFLECTION).unwrap_or_else(|| listener.is_local()),
-            quota: values.get(&TOLLKEEPER_RLQS).then(|| QuotaSettings {
-                buckets: values.get(&TOLLKEEPER_RLQS_MAX_BUCKETS),
-                id_bytes: values.get(&TOLLKEEPER_RLQS_MAX_ID_BYTES).to_usize_saturating(),
-            }),
+            max_quota_buckets: values.get(&TOLLKEEPER_RLQS).then(|| values.get(&TOLLKEEPER_RLQS_MAX_BUCKETS)),
         }
     }
 }

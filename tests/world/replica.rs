@@ -72,7 +72,7 @@ impl Replica {
         let decider = Decider::new(store, settings.decisions, Arc::default());
         let service = Arc::new(RateLimitService::new(on_host.clock, Arc::new(LiveRules::default()), decider));
         let method = ShouldRateLimitMethod::new(Arc::clone(&service), MAX_MESSAGE_BYTES);
-        let quota = settings.grpc.quota.map(|bounds| QuotaService::start(Arc::clone(&service), bounds));
+        let quota = settings.grpc.max_quota_buckets.map(|max| QuotaService::start(Arc::clone(&service), max));
         let calls = RefCell::new(JoinSet::new());
         let replica = Rc::new(Self { host: host.to_owned(), service, method, quota, options, calls });
         replica.load(rules);

@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::messages::UnassignableReason;
-use super::room::{BucketAmount, NoRoom};
+use super::room::count_places;
 use crate::base::clock::{Clock, Time};
 use crate::telemetry::log_throttle::LogThrottle;
 
@@ -21,7 +21,7 @@ pub(super) struct Buckets {
     by_id: HashMap<Bytes, u32>,
     slots: Vec<Option<Bucket>>,
     free: Vec<u32>,
-    id_bytes: usize,
+    places: usize,
 }
 
 /// A bucket.
@@ -58,9 +58,9 @@ impl Buckets {
         self.by_id.len()
     }
 
-    /// What they take of the room for all.
-    pub(super) fn amount(&self) -> BucketAmount {
-        BucketAmount { buckets: self.len(), id_bytes: self.id_bytes }
+    /// Places that they take of the room for all.
+    pub(super) const fn places(&self) -> usize {
+        self.places
     }
 
     /// Index of a bucket.
@@ -85,7 +85,7 @@ impl Buckets {
             u32::try_from(self.slots.len() - 1).unwrap_or(u32::MAX)
         });
         let kind = BucketKind::Open { ends: Time::default(), is_matched: false };
-        self.id_bytes += id.len();
+        self.places += count_places(&id);
         self.by_id.insert(id.clone(), index);
         self.slots[index as usize] =
             Some(Bucket { id, kind, rules_version: 0, may_change: false, used: now, reported: now });
@@ -95,7 +95,7 @@ impl Buckets {
     /// Removes the bucket at an index.
     pub(super) fn remove(&mut self, index: u32) -> Option<Bucket> {
         let bucket = self.slots.get_mut(index as usize)?.take()?;
-        self.id_bytes -= bucket.id.len();
+        self.places -= count_places(&bucket.id);
         self.by_id.remove(&bucket.id);
         self.free.push(index);
         Some(bucket)
@@ -125,23 +125,17 @@ pub(super) fn log_unassignable_bucket(peer: &str, domain: &str, reason: Unassign
     }
 }
 
-/// Warns that there is no room for a bucket of a stream that has `of_stream`.
-pub(super) fn log_too_many_buckets(peer: &str, domain: &str, of_stream: BucketAmount, bound: NoRoom) {
+/// Warns that there is no room for a further bucket of a stream that has `buckets`.
+pub(super) fn log_too_many_buckets(peer: &str, domain: &str, buckets: usize) {
     static THROTTLE: LogThrottle = LogThrottle::every(LOG_INTERVAL);
     if let Some(suppressed) = THROTTLE.allow(Clock::System.now()) {
-        let BucketAmount { buckets, id_bytes } = of_stream;
-        let (what, setting) = match bound {
-            NoRoom::Buckets => ("there are too many", "TOLLKEEPER_RLQS_MAX_BUCKETS"),
-            NoRoom::IdBytes => ("their keys and values have too many bytes", "TOLLKEEPER_RLQS_MAX_ID_BYTES"),
-        };
         tracing::warn!(
             peer,
             domain,
             buckets,
-            id_bytes,
             suppressed,
-            "new buckets are abandoned, so `no_assignment_behavior` decides their requests: {what} of this proxy, its \
-             address or all (raise {setting}, or name buckets by fewer values)"
+            "new buckets are abandoned, so `no_assignment_behavior` decides their requests: there are too many of this \
+             proxy, its address or all (raise TOLLKEEPER_RLQS_MAX_BUCKETS, or name buckets by fewer and shorter values)"
         );
     }
 }

@@ -1,9 +1,9 @@
-//! Room for buckets: how many there may be, how many bytes their ids may have, and how much of that one client gets.
+//! Room for buckets: how many there may be, and how much of that one client gets.
 //!
 //! A client may have several times what is still free, so each leaves room for others, and one that is alone may have
 //! most. The address of the connection tells clients apart: a stranger can invent everything else.
 //!
-//! Decides: how many buckets and bytes of ids proxies may have (`TOLLKEEPER_RLQS_MAX_BUCKETS`, `..._MAX_ID_BYTES`).
+//! Decides: how many buckets proxies may have (`TOLLKEEPER_RLQS_MAX_BUCKETS`); one with a long id counts several times.
 //! Decides: how much of what is bounded one stream, and one client address, may have.
 
 use std::collections::HashMap;
@@ -11,40 +11,31 @@ use std::net::IpAddr;
 use std::sync::Mutex;
 
 use crate::base::sharded::lock_ignoring_poison;
-use crate::settings::grpc::QuotaSettings;
 
 /// How many times what is free a stream may have: four fifths of all if it is alone.
 const STREAM_TIMES_FREE: usize = 4;
 /// How many times what is free the streams of a client address may have: nine tenths of all if it is alone.
 const CLIENT_TIMES_FREE: usize = 9;
+/// Bytes of an id for which a bucket takes one place: 64 MB of ids with the default of 100 000 places.
+const ID_BYTES_OF_PLACE: usize = 640;
 
-/// Buckets, and the bytes of their ids.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct BucketAmount {
-    pub(super) buckets: usize,
-    pub(super) id_bytes: usize,
+/// Places that a bucket with this id takes.
+pub(super) fn count_places(id: &[u8]) -> usize {
+    id.len().div_ceil(ID_BYTES_OF_PLACE).max(1)
 }
 
-/// A bound that leaves no room for a bucket.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum NoRoom {
-    /// Of the number of buckets.
-    Buckets,
-    /// Of the bytes of ids.
-    IdBytes,
-}
-
-/// Buckets of all streams.
+/// Places of the buckets of all streams.
 #[derive(Debug)]
 pub(super) struct BucketRoom {
-    most: BucketAmount,
+    most: usize,
     used: Mutex<UsedRoom>,
 }
 
 #[derive(Debug, Default)]
 struct UsedRoom {
-    all: BucketAmount,
-    by_client: HashMap<IpAddr, BucketAmount>,
+    buckets: usize,
+    places: usize,
+    places_by_client: HashMap<IpAddr, usize>,
 }
 
 /// True if one who has `own` of the `used` leaves room for others when it takes one more.
@@ -57,60 +48,44 @@ pub(super) const fn leaves_room_for_other_clients(own: usize, used: usize, most:
     leaves_room(own, used, most, CLIENT_TIMES_FREE)
 }
 
-impl BucketAmount {
-    fn add(&mut self, id_bytes: usize) {
-        self.buckets += 1;
-        self.id_bytes += id_bytes;
-    }
-
-    fn remove(&mut self, id_bytes: usize) {
-        self.buckets -= 1;
-        self.id_bytes -= id_bytes;
-    }
-}
-
 impl BucketRoom {
-    /// Room of an empty service.
-    pub(super) fn new(bounds: QuotaSettings) -> Self {
-        let most = BucketAmount { buckets: bounds.buckets, id_bytes: bounds.id_bytes };
+    /// Room of an empty service with `most` places.
+    pub(super) fn new(most: usize) -> Self {
         Self { most, used: Mutex::default() }
     }
 
-    /// Takes room for a bucket of a stream that has `of_stream`.
-    ///
-    /// # Errors
-    /// The bound that leaves none.
-    pub(super) fn take(&self, client: IpAddr, of_stream: BucketAmount, id_bytes: usize) -> Result<(), NoRoom> {
+    /// Takes these places for a bucket of a stream that has `of_stream`; returns false if that leaves no room for others.
+    pub(super) fn take(&self, client: IpAddr, of_stream: usize, places: usize) -> bool {
         let (used, most) = (&mut *lock_ignoring_poison(&self.used), self.most);
-        let of_client = used.by_client.get(&client).copied().unwrap_or_default();
-        for (own, times_free) in [(of_stream, STREAM_TIMES_FREE), (of_client, CLIENT_TIMES_FREE)] {
-            if !leaves_room(own.buckets, used.all.buckets, most.buckets, times_free) {
-                return Err(NoRoom::Buckets);
-            }
-            let used_bytes = used.all.id_bytes + id_bytes;
-            if used_bytes > most.id_bytes || !leaves_room(own.id_bytes, used.all.id_bytes, most.id_bytes, times_free) {
-                return Err(NoRoom::IdBytes);
-            }
+        let of_client = used.places_by_client.get(&client).copied().unwrap_or_default();
+        // With the last of the places.
+        let used_before = used.places + places - 1;
+        let has_room = [(of_stream, STREAM_TIMES_FREE), (of_client, CLIENT_TIMES_FREE)]
+            .iter()
+            .all(|(own, times_free)| leaves_room(own + places - 1, used_before, most, *times_free));
+        if has_room {
+            used.buckets += 1;
+            used.places += places;
+            *used.places_by_client.entry(client).or_default() += places;
         }
-        used.all.add(id_bytes);
-        used.by_client.entry(client).or_default().add(id_bytes);
-        Ok(())
+        has_room
     }
 
-    /// Gives the room of a bucket back.
-    pub(super) fn give_back(&self, client: IpAddr, id_bytes: usize) {
+    /// Gives the places of a bucket back.
+    pub(super) fn give_back(&self, client: IpAddr, places: usize) {
         let used = &mut *lock_ignoring_poison(&self.used);
-        used.all.remove(id_bytes);
-        if let Some(of_client) = used.by_client.get_mut(&client) {
-            of_client.remove(id_bytes);
-            if of_client.buckets == 0 {
-                used.by_client.remove(&client);
+        used.buckets -= 1;
+        used.places -= places;
+        if let Some(of_client) = used.places_by_client.get_mut(&client) {
+            *of_client -= places;
+            if *of_client == 0 {
+                used.places_by_client.remove(&client);
             }
         }
     }
 
     /// Number of buckets.
     pub(super) fn bucket_count(&self) -> usize {
-        lock_ignoring_poison(&self.used).all.buckets
+        lock_ignoring_poison(&self.used).buckets
     }
 }

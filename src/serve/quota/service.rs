@@ -18,7 +18,6 @@ use super::stream_handle::StreamHandle;
 use crate::base::clock::Time;
 use crate::base::sharded::lock_ignoring_poison;
 use crate::serve::grpc::service::RateLimitService;
-use crate::settings::grpc::QuotaSettings;
 
 /// Interval at which what became free is looked for.
 const TICK: Duration = Duration::from_millis(100);
@@ -45,14 +44,14 @@ pub struct QuotaService {
 }
 
 impl QuotaService {
-    /// Starts the service, and a task that gives out what becomes free, until the service is dropped. Call within a tokio
-    /// runtime.
-    pub fn start(service: Arc<RateLimitService>, bounds: QuotaSettings) -> Arc<Self> {
+    /// Starts the service with room for `max_buckets`, and a task that gives out what becomes free, until the service is
+    /// dropped. Call within a tokio runtime.
+    pub fn start(service: Arc<RateLimitService>, max_buckets: usize) -> Arc<Self> {
         let now_us = service.clock.now().as_micros();
         let quota = Arc::new(Self {
             divisions: Divisions::new(Arc::clone(&service)),
             service,
-            room: BucketRoom::new(bounds),
+            room: BucketRoom::new(max_buckets),
             streams: Mutex::default(),
             next_stream: AtomicU64::new(1),
             stats: QuotaStats::default(),

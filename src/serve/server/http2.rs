@@ -99,7 +99,7 @@ impl Http2Server {
         Self {
             builder,
             keep_alive,
-            serves_quotas: settings.quota.is_some(),
+            serves_quotas: settings.max_quota_buckets.is_some(),
             message_timeout,
             rate_limit_method,
             router,

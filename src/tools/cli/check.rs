@@ -188,7 +188,7 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
         rules
     });
     let for_quotas = rules.as_ref().zip(settings.as_ref());
-    let for_quotas = for_quotas.filter(|(_, settings)| args.quota || settings.grpc.quota.is_some());
+    let for_quotas = for_quotas.filter(|(_, settings)| args.quota || settings.grpc.max_quota_buckets.is_some());
     let quota_hints =
         for_quotas.map(|(rules, settings)| find_division_hints(rules, &settings.store)).unwrap_or_default();
     let envoy = envoy.map(|files| files.check(rules.as_ref().and_then(|rules| rules.set.as_ref())));

@@ -82,7 +82,7 @@ mod task {
         let (settings, _) = Settings::from_env(variables.into_iter()).expect("it is valid");
         let decider = Decider::new(MemoryStore::new(1 << 20).into(), settings.decisions, Arc::default());
         let service = RateLimitService::new(Clock::manual(START), Arc::new(LiveRules::default()), decider);
-        let quota = QuotaService::start(Arc::new(service), settings.grpc.quota.expect("it is on"));
+        let quota = QuotaService::start(Arc::new(service), settings.grpc.max_quota_buckets.expect("it is on"));
         let handle = quota.open_stream(None, true);
         StreamTask::new(quota, handle, None)
     }
