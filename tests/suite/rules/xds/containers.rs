@@ -152,6 +152,7 @@ fn container_of_envoy_ai_gateway_is_ready_with_rules_and_serves_quotas() {
     let tollkeeper = with_vars(ENVOY_AI_GATEWAY, &["--quotaRateLimitServiceHost=envoy-ai-gateway"])
         .env("CONFIG_GRPC_XDS_SERVER_URL", format!("127.0.0.1:{}", server.port()))
         .env("REDIS_URL", redis.address())
+        .env("TOLLKEEPER_STORE_TIMEOUT", "10s")
         .in_container(Vec::new())
         .start_unhealthy();
     assert_eq!(probe(&tollkeeper), 500);
