@@ -38,7 +38,6 @@ pub mod merge;
 mod decision_records;
 pub mod quota_buckets;
 
-use std::sync::LazyLock;
 use std::time::Duration;
 
 use futures_util::future::OptionFuture;
@@ -52,17 +51,13 @@ use self::decider::Decider;
 use self::decision::{DecideError, Decision, DecisionContext};
 use self::merge::merge_outcomes;
 use self::outcome::DescriptorOutcome;
-use self::prepared_request::PreparedRequest;
+use self::prepared_request::{NO_RULES, PreparedRequest};
 use self::results::DescriptorResults;
 use self::selected_request::SelectedRequest;
 use self::selection::{keep_limits_of_refunds, select_limits};
 use self::status::DescriptorStatus;
 use crate::limit::request::Request;
-use crate::rules::rule::set::RuleSet;
 use crate::telemetry::log_throttle::LogThrottle;
-
-/// The rules of a request that only a block decides.
-static NO_RULES: LazyLock<RuleSet> = LazyLock::new(|| RuleSet::new(Vec::new()));
 
 /// Interval of log lines about refused calls.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
@@ -178,7 +173,7 @@ impl Decider {
             None => return Ok((prepared, blocked)),
         };
         match blocked {
-            Some(_) => Ok((prepared.with_rules(&NO_RULES), blocked)),
+            Some(_) => Ok((prepared.without_rules(), blocked)),
             None => Err(refuse(prepared.request(), error)),
         }
     }

@@ -3,13 +3,12 @@
 //! `outcome` tells if the request is rejected, and which verdict wins. Body and retry time are those
 //! of the descriptors that reject it. A request with blocked entries is rejected whatever its refunds come to.
 //!
-//! Headers for the upstream, and headers of all descriptors for the client, are off by default. The upstream learns by
+//! Headers for the upstream are off by default. The upstream learns by
 //! name which limits a request exceeded although it passes: limits in shadow mode, quotas while others have room, and
 //! any limit under SHADOW_MODE. It may then answer with less instead of failing later. Names come from rules, so they
 //! are made safe for a header, and their number and length are bounded.
 //!
 //! Decides: which limit and headers a response shows.
-//! Decides: headers of all descriptors (`LIMIT_ALL_DESCRIPTORS_HEADERS_ENABLED`).
 //! Decides: headers for the upstream and the client, and how many limits they name (`MAX_LISTED_EXCEEDED_LIMITS`).
 //! Decides: what SHADOW_MODE changes in an answer (`;shadow`).
 //! Decides: Retry-After: rounded to whole seconds, at least 1, none, after a block.
@@ -32,7 +31,6 @@ use super::selected_request::SelectedRequest;
 use super::selection::{SelectedLimit, Selection};
 use super::status::DescriptorStatus;
 use crate::base::clock::Time;
-use crate::limit::period::Unit;
 use crate::rules::rule::OverLimitBody;
 use crate::settings::decisions::{DecisionSettings, LimitHeaderNames};
 
@@ -58,7 +56,6 @@ pub(super) fn merge_outcomes<'r>(
     // Delay only admitted responses; SHADOW_MODE must not add latency.
     let may_delay = !rejected && !behaviour.shadow_mode;
     (decision.over_limit, decision.shadowed) = (over_limit, rejected && !over_limit);
-    append_descriptor_headers(&mut decision.headers, behaviour, statuses);
     append_limit_headers(&mut decision.headers, behaviour.limit_headers.as_ref(), statuses);
     append_limit_headers(&mut decision.request_headers, behaviour.request_limit_headers.as_ref(), statuses);
     if over_limit {
@@ -147,9 +144,6 @@ const MAX_LISTED_EXCEEDED_LIMITS: usize = 16;
 /// Maximum length of a name in that header, in bytes; a longer one is cut, and ends in `...`.
 const MAX_LIMIT_NAME_BYTES: usize = 128;
 
-/// Maximum number of descriptors that have headers of their own: Envoy takes 100 headers of a response by default.
-const MAX_DESCRIPTORS_WITH_HEADERS: usize = 32;
-
 /// Name of a limit that came with the request.
 const OVERRIDE_LIMIT_NAME: &str = "override";
 
@@ -214,35 +208,4 @@ pub fn encode_limit_name(name: &str) -> String {
         }
     }
     encoded
-}
-
-/// Appends two headers for each descriptor with a limit: `ratelimit-limit-seconds` and `ratelimit-remaining-seconds`
-/// for a limit per second.
-fn append_descriptor_headers<'r>(
-    headers: &mut SmallVec<[Header<'r>; 4]>,
-    behaviour: &DecisionSettings,
-    statuses: &[DescriptorStatus<'r>],
-) {
-    if !behaviour.headers_of_all_descriptors {
-        return;
-    }
-    let limited = statuses.iter().filter_map(|status| Some((status.shown.current_limit?, status.shown.remaining)));
-    for (limit, remaining) in limited.take(MAX_DESCRIPTORS_WITH_HEADERS) {
-        let (limit_name, remaining_name) = limit_header_names(limit.period.unit());
-        headers.push(Header { name: limit_name, value: Cow::Owned(limit.requests_per_unit.to_string()) });
-        headers.push(Header { name: remaining_name, value: Cow::Owned(remaining.to_string()) });
-    }
-}
-
-/// Names of the headers of a limit and its remaining hits, as proposed for envoyproxy/ratelimit (PR 1190).
-const fn limit_header_names(unit: Unit) -> (&'static str, &'static str) {
-    match unit {
-        Unit::Second => ("ratelimit-limit-seconds", "ratelimit-remaining-seconds"),
-        Unit::Minute => ("ratelimit-limit-minutes", "ratelimit-remaining-minutes"),
-        Unit::Hour => ("ratelimit-limit-hours", "ratelimit-remaining-hours"),
-        Unit::Day => ("ratelimit-limit-days", "ratelimit-remaining-days"),
-        Unit::Week => ("ratelimit-limit-weeks", "ratelimit-remaining-weeks"),
-        Unit::Month => ("ratelimit-limit-months", "ratelimit-remaining-months"),
-        Unit::Year => ("ratelimit-limit-years", "ratelimit-remaining-years"),
-    }
 }

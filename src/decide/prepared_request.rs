@@ -3,11 +3,16 @@
 //! Every reader of a request, a decision as well as an operator's command, prepares it here, so that all of them select
 //! the same limits and counters. Most requests are matched as they were sent, without a copy.
 
+use std::sync::LazyLock;
+
 use super::decision::DecideError;
 use super::slot_entries::RequestAndSlotUses;
 use crate::limit::request::Request;
 use crate::limit::slot::{SlotCaller, SlotUse};
 use crate::rules::rule::set::RuleSet;
+
+/// The rules of a request that only a block decides.
+pub(super) static NO_RULES: LazyLock<RuleSet> = LazyLock::new(|| RuleSet::new(Vec::new()));
 
 /// A request as these rules match it.
 #[derive(Debug)]
@@ -48,9 +53,9 @@ impl<'a, 'r, 'm> PreparedRequest<'a, 'r, 'm> {
         Self { rules, sent, changed: None }
     }
 
-    /// The same request with other rules.
-    pub(super) fn with_rules(self, rules: &'r RuleSet) -> Self {
-        Self { rules, ..self }
+    /// The same request, of which no rule matches a descriptor.
+    pub(super) fn without_rules(self) -> Self {
+        Self { rules: &NO_RULES, ..self }
     }
 
     /// The request as it is matched.

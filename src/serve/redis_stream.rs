@@ -55,7 +55,7 @@ impl StreamReader {
     ///
     /// # Errors
     /// The command failed.
-    pub(super) async fn read_recent_id(&mut self, overlap: Duration) -> Result<Vec<u8>, KeyCommandError> {
+    pub(super) async fn read_id_before(&mut self, overlap: Duration) -> Result<Vec<u8>, KeyCommandError> {
         let reply = self.connection.call(&[b"TIME"], REPLY_TIMEOUT).await?;
         let milliseconds = u128::from(time_in_reply(&reply).unwrap_or_default().as_micros() / 1000);
         Ok(format!("{}-0", milliseconds.saturating_sub(overlap.as_millis())).into_bytes())

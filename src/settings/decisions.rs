@@ -26,9 +26,6 @@ settings! { "Responses";
         .only_read("with LIMIT_RESPONSE_HEADERS_ENABLED=true");
     LIMIT_RESET_HEADER: Option<HeaderName> = "RateLimit-Reset", "header for the seconds until the limit resets"
         .only_read("with LIMIT_RESPONSE_HEADERS_ENABLED=true");
-    LIMIT_ALL_DESCRIPTORS_HEADERS_ENABLED: bool = "false",
-        "send two more headers for each descriptor with a limit: ratelimit-limit-UNITs and ratelimit-remaining-UNITs"
-        .differs_by_value("proposed for envoyproxy/ratelimit, which does not have it yet");
     LIMIT_REQUEST_HEADERS_ENABLED: bool = "false", "send the three headers below to the upstream with every request"
         .differs_by_value("only newer versions of envoyproxy/ratelimit have it (pull request 1168)");
     LIMIT_REQUEST_LIMIT_HEADER: Option<HeaderName> = "RateLimit-Limit", "header for the limit"
@@ -66,8 +63,6 @@ pub struct DecisionSettings {
     pub metadata_verdicts: bool,
     /// Headers of every response.
     pub limit_headers: Option<LimitHeaderNames>,
-    /// `true` if responses have headers for each descriptor with a limit.
-    pub headers_of_all_descriptors: bool,
     /// Headers of every request for the upstream.
     pub request_limit_headers: Option<LimitHeaderNames>,
     /// Header for the upstream that names exceeded limits.
@@ -110,7 +105,6 @@ impl DecisionSettings {
                 remaining: read_required_header_name(values, &LIMIT_REMAINING_HEADER),
                 reset: read_required_header_name(values, &LIMIT_RESET_HEADER),
             }),
-            headers_of_all_descriptors: values.get(&LIMIT_ALL_DESCRIPTORS_HEADERS_ENABLED),
             request_limit_headers: values.get(&LIMIT_REQUEST_HEADERS_ENABLED).then(|| {
                 for setting in
                     [&LIMIT_REQUEST_LIMIT_HEADER, &LIMIT_REQUEST_REMAINING_HEADER, &LIMIT_REQUEST_RESET_HEADER]

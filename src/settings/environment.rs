@@ -112,7 +112,7 @@ const FOREIGN_VARIABLES: [(&str, &str); 27] = [
 ];
 
 /// Removed variables, with what to use instead.
-const REMOVED_VARIABLES: [(&str, &str); 14] = [
+const REMOVED_VARIABLES: [(&str, &str); 16] = [
     ("TOLLKEEPER_MAX_CONNECTIONS_PER_ADDRESS", "nothing: an address gets a fifth of TOLLKEEPER_MAX_CONNECTIONS"),
     (
         "TOLLKEEPER_MAX_CONCURRENT_REQUESTS_PER_ADDRESS",
@@ -130,6 +130,8 @@ const REMOVED_VARIABLES: [(&str, &str); 14] = [
     ("TOLLKEEPER_GRPC_KEEPALIVE_TIMEOUT", "nothing: it is a third of TOLLKEEPER_GRPC_KEEPALIVE_INTERVAL"),
     ("TOLLKEEPER_GRPC_MAX_CONCURRENT_STREAMS", "nothing: a connection may have 4096"),
     ("TOLLKEEPER_RLQS_MAX_BUCKETS_PER_STREAM", "nothing: a stream gets a part of TOLLKEEPER_RLQS_MAX_BUCKETS"),
+    ("TOLLKEEPER_RLQS_MAX_ID_BYTES", "TOLLKEEPER_RLQS_MAX_BUCKETS: each 640 bytes of keys and values take one of them"),
+    ("LIMIT_ALL_DESCRIPTORS_HEADERS_ENABLED", "`enable_x_ratelimit_headers` of Envoy, which shows all descriptors"),
     ("TOLLKEEPER_TABLE_KEEP", "`keep` of the table"),
     ("TOLLKEEPER_TABLE_UNKNOWN_READS", "nothing: unknown values are read 2000 times a second at most"),
     ("TOLLKEEPER_GLOBAL_REDIS_POOL_SIZE", "REDIS_POOL_SIZE"),

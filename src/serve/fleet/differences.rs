@@ -27,7 +27,7 @@ const MIN_UNMATCHED: u64 = 100;
 
 /// Finds what replicas do differently, and what only their sums show. `now` is the time of Redis.
 pub fn find_problems(replicas: &[ReplicaSummary], now: Time) -> Vec<Finding> {
-    let found = find_differences(replicas, now).into_iter().chain(find_unmatched_descriptors(replicas));
+    let found = find_replica_differences(replicas, now).into_iter().chain(find_unmatched_descriptors(replicas));
     found.map(Finding::with_advice).collect()
 }
 
@@ -50,7 +50,7 @@ fn find_unmatched_descriptors(replicas: &[ReplicaSummary]) -> Option<Finding> {
 /// Finds what replicas do differently.
 ///
 /// `now` is the time of Redis.
-pub fn find_differences(replicas: &[ReplicaSummary], now: Time) -> Vec<Finding> {
+pub fn find_replica_differences(replicas: &[ReplicaSummary], now: Time) -> Vec<Finding> {
     if replicas.len() < 2 {
         return Vec::new();
     }

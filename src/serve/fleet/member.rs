@@ -153,7 +153,7 @@ async fn keep_totals_periodically(collector: Weak<Mutex<ReplicaSummaryBuilder>>)
     loop {
         ticks.tick().await;
         let Some(collector) = collector.upgrade() else { return };
-        let keep = move || lock_ignoring_poison(&collector).keep_totals_and_alarm_times();
+        let keep = move || lock_ignoring_poison(&collector).record_totals_and_alarm_times();
         // A panic in it is logged; the next tick tries again.
         let _ = spawn_blocking(keep).await;
     }
@@ -304,7 +304,7 @@ impl FleetWorker {
                 // However often others read, this replica publishes.
                 biased;
                 _ = ticks.tick() => {
-                    self.lock_collector().keep_totals_and_alarm_times();
+                    self.lock_collector().record_totals_and_alarm_times();
                     let published = timeout(PUBLISH_TIMEOUT, self.publish_summary()).await;
                     match published.unwrap_or(Err(RedisError::Timeout)) {
                         Ok(()) => {}

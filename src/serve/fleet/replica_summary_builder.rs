@@ -130,7 +130,7 @@ impl ReplicaSummaryBuilder {
 
     /// Keeps the totals, from which later summaries tell what is recent, and since when findings are there; to be called
     /// every 5 s.
-    pub(super) fn keep_totals_and_alarm_times(&mut self) {
+    pub(super) fn record_totals_and_alarm_times(&mut self) {
         self.find_own_alarms(self.service().clock.now());
         self.totals.push_back(DecisionTotals::new(&self.collector));
         if self.totals.len() > MAX_KEPT_DECISION_TOTALS {

@@ -295,7 +295,7 @@ fn wrap_with_admission(
                 Ok((_permit, pages)) => answer_with_accounted_bodies(&pages, &connection, request).await,
                 Err(rejection) => rejection.into_response(),
             };
-            Ok(count_response_bytes(&connection, response).await)
+            Ok(count_bytes_or_refuse(&connection, response).await)
         }
     })
 }
@@ -314,7 +314,7 @@ async fn answer_with_accounted_bodies(
 }
 
 /// Counts the bytes of a response until they are written, or refuses it. Events, whose length is open, do not count.
-async fn count_response_bytes(
+async fn count_bytes_or_refuse(
     connection: &Arc<ConnectionPermit>,
     response: Response<body::Body>,
 ) -> Response<body::Body> {

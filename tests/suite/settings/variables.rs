@@ -208,8 +208,7 @@ fn every_variable_of_envoyproxy_ratelimit_is_known_with_its_default() {
 }
 
 /// Names of open changes of envoyproxy/ratelimit.
-const PROPOSED: [&str; 16] = [
-    "LIMIT_ALL_DESCRIPTORS_HEADERS_ENABLED",
+const PROPOSED: [&str; 15] = [
     "LIMIT_REQUEST_HEADERS_ENABLED",
     "LIMIT_REQUEST_LIMIT_HEADER",
     "LIMIT_REQUEST_REMAINING_HEADER",

@@ -1,7 +1,7 @@
 //! Differences between replicas, and their problems.
 
 use tollkeeper::base::clock::Time;
-use tollkeeper::serve::fleet::differences::{find_differences, find_problems};
+use tollkeeper::serve::fleet::differences::{find_problems, find_replica_differences};
 use tollkeeper::serve::fleet::summary::{PublishedKeyForm, ReplicaSummary};
 use tollkeeper::serve::status::StoreStatus;
 
@@ -22,7 +22,7 @@ fn usual(name: &str) -> ReplicaSummary {
 #[test]
 fn each_difference_is_found_with_the_replicas_that_differ() {
     let usual = || vec![usual("a"), usual("b"), usual("c")];
-    assert_eq!(find_differences(&usual(), NOW), []);
+    assert_eq!(find_replica_differences(&usual(), NOW), []);
     let changes: [(&str, Change); 6] = [
         ("not_publishing", |replica| replica.published_us -= 12_000_000),
         ("different_rules", |replica| replica.rules.hash = "b".to_owned()),
@@ -34,11 +34,11 @@ fn each_difference_is_found_with_the_replicas_that_differ() {
     for (kind, change) in changes {
         let mut replicas = usual();
         change(&mut replicas[1]);
-        let found = find_differences(&replicas, NOW);
+        let found = find_replica_differences(&replicas, NOW);
         assert_eq!(found.len(), 1, "{found:?}");
         assert_eq!((&*found[0].kind, &*found[0].replicas), (kind, &["b".to_owned()][..]));
         // One replica alone differs from none.
-        assert_eq!(find_differences(&replicas[1..2], NOW), []);
+        assert_eq!(find_replica_differences(&replicas[1..2], NOW), []);
     }
 }
 
@@ -63,7 +63,7 @@ fn clock_that_differs_is_ahead_or_behind() {
     for (offset_us, expected) in [(-90_000_000, "that of c is 90 s ahead"), (2_500_000, "that of c is 3 s behind")] {
         let mut replicas = vec![usual("a"), usual("b"), usual("c")];
         replicas[2].clock_offset_us = offset_us;
-        let found = find_differences(&replicas, NOW);
+        let found = find_replica_differences(&replicas, NOW);
         assert!(found[0].text.contains(expected), "{found:?}");
     }
 }
@@ -75,5 +75,5 @@ fn what_all_replicas_do_is_no_difference() {
         replica.recent.verdicts.local = 5;
         replica.clock_offset_us = 90_000_000;
     }
-    assert_eq!(find_differences(&replicas, NOW), []);
+    assert_eq!(find_replica_differences(&replicas, NOW), []);
 }
