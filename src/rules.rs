@@ -4,7 +4,6 @@
 //! of `yaml` and `document`, `table_loader` reads the tables that they name, and `live` holds the compiled set that
 //! decides.
 
-pub mod child_list;
 pub mod plan_table;
 pub mod rule;
 pub mod diagnostic;

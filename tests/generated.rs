@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use prost::Message as _;
+use prost_types::field_descriptor_proto::Type;
 use serde_json::{Map, Value, json};
 use tollkeeper::rules::compile::options::CompileOptions;
 use tollkeeper::rules::compile::{RuleText, compile_texts};
@@ -137,9 +138,9 @@ pub(crate) fn chart_values() -> Vec<GeneratedFile> {
 
 /// Code of the messages and services of `proto/`, and the descriptor set that reflection shows to clients.
 ///
-/// They differ in one point. The code takes `Entry.key` and `Entry.value` as bytes, because Envoy puts raw header bytes
-/// there; the set says `string`, as Envoy's own files do, so that requests written as text need no base64. On the wire
-/// both are the same. The service of quotas is not in the set: its streams are no use to tools, and its lists of entries
+/// They differ in one point. The code takes `Entry.key` and `Entry.value` as bytes, as the files of `proto/` say, because
+/// Envoy puts raw header bytes there; the set says `string`, as Envoy's own files do, so that requests written as text
+/// need no base64. On the wire both are the same. The service of quotas is not in the set: its streams are no use to tools, and its lists of entries
 /// are maps elsewhere.
 pub(crate) fn protobuf() -> Vec<GeneratedFile> {
     /// The service that clients call.
@@ -154,6 +155,10 @@ pub(crate) fn protobuf() -> Vec<GeneratedFile> {
     let mut shown = protox::compile([SERVICE], &include).unwrap();
     for file in &mut shown.file {
         file.source_code_info = None;
+        let entries = file.message_type.iter_mut().flat_map(|message| &mut message.nested_type);
+        for entry in entries.filter(|nested| nested.name() == "Entry") {
+            entry.field.iter_mut().for_each(|field| field.set_type(Type::String));
+        }
     }
     let folder = tempfile::tempdir().unwrap();
     tonic_prost_build::configure()

@@ -41,7 +41,7 @@ pub(crate) fn check(data: &[u8]) {
         matching: MatchingOptions::default(),
         plans: Vec::new(),
         tables: Vec::new(),
-        descriptors: nodes.into(),
+        descriptors: nodes,
     };
     let rules = RuleSet::new(vec![domain]);
     let (key, value) = pair(entry).unwrap_or((entry.to_owned(), String::new()));
@@ -118,7 +118,7 @@ fn node(key: String, value: String) -> Option<RuleNode> {
         share_threshold: false,
         value_to_metric: false,
         exempt: false,
-        descriptors: Vec::new().into(),
+        descriptors: Vec::new(),
         location: location.clone(),
     };
     node.rule = Some(Rule {

@@ -23,7 +23,7 @@ use crate::limit::slot_table::SlotSummary;
 use crate::limit::{Consistency, GlobalScope, Limit, Overshoot, RegionLossPolicy};
 use crate::rules::rule::near_miss::{MissReason, NearMiss, PossibleEntry};
 use crate::rules::rule::set::{CompiledRule, DomainRules, RuleSet};
-use crate::rules::rule::trace::{MismatchReason, NodeRef, TraceEnd, TraceStep};
+use crate::rules::rule::trace::{NodeRef, PassedOverReason, TraceEnd, TraceStep};
 use crate::settings::decisions::DecisionSettings;
 use crate::store::charge::StoreOutcome;
 use crate::store::error::ChargeError;
@@ -211,17 +211,17 @@ impl ExplainedNearMiss {
     }
 }
 
-/// Match of one entry of a descriptor, or the nodes that nearly matched it.
+/// Match of one entry of a descriptor.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct ExplainedEntryMatch {
     /// `key=value`.
     pub entry: String,
     /// Kind of match (`exact`, `wildcard` or `default`), the node's key and value, and its location; `null`: no match.
     pub matched: Option<[String; 3]>,
-    /// Similar nodes that did not match: key and value, location, and reason.
-    pub near_misses: Vec<[String; 3]>,
-    /// Number of near misses beyond those.
-    pub more_near_misses: usize,
+    /// Nodes that match too and do not decide: key and value, location, and reason.
+    pub other_matches: Vec<[String; 3]>,
+    /// Number of others beyond those.
+    pub more_other_matches: usize,
 }
 
 /// Rule that matched a descriptor.
@@ -562,17 +562,12 @@ fn explain_plan(selection: &Selection<'_>) -> Option<ExplainedTablePlan> {
 
 fn explain_entry_match(step: &TraceStep<'_>, entry: &Entry<'_>) -> ExplainedEntryMatch {
     let name = |node: &NodeRef<'_>| String::from_utf8_lossy(node.composite).into_owned();
-    let reason = |miss| match miss {
-        MismatchReason::OtherValue => "it has another value",
-        MismatchReason::PatternDiffers => "its wildcard does not match the value",
-        MismatchReason::MatchDiffers => "its `match` does not match the value",
-        MismatchReason::NotAnAddress => "the value is not the text of an address",
-        MismatchReason::LaterWildcard => "it matches too, but an earlier wildcard or `match` takes precedence",
-        MismatchReason::NothingBelow => "it matches better, but has no rule for the entries after it",
-        MismatchReason::LessExact => {
+    let reason = |why| match why {
+        PassedOverReason::LaterPattern => "it matches too, but an earlier wildcard or `match` takes precedence",
+        PassedOverReason::NothingBelow => "it matches better, but has no rule for the entries after it",
+        PassedOverReason::LessExact => {
             "it matches too, but values take precedence over wildcards and `match`, and those over bare keys"
         }
-        MismatchReason::OtherKey => "it has another key",
     };
     ExplainedEntryMatch {
         entry: entry.to_string(),
@@ -580,12 +575,12 @@ fn explain_entry_match(step: &TraceStep<'_>, entry: &Entry<'_>) -> ExplainedEntr
             .matched
             .as_ref()
             .map(|(kind, node)| [kind.name().to_owned(), name(node), node.location.to_string()]),
-        near_misses: step
-            .near_misses
+        other_matches: step
+            .other_matches
             .iter()
-            .map(|(node, miss)| [name(node), node.location.to_string(), reason(*miss).to_owned()])
+            .map(|(node, why)| [name(node), node.location.to_string(), reason(*why).to_owned()])
             .collect(),
-        more_near_misses: step.more_near_misses,
+        more_other_matches: step.more_other_matches,
     }
 }
 

@@ -31,11 +31,9 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
-use std::vec;
 
 use crate::limit::period::Unit;
 use crate::limit::slot::{RELEASE_KEY, SLOT_KEY};
-use crate::rules::child_list::ChildList;
 use crate::rules::diagnostic::{AcknowledgedLines, Diagnostic, Diagnostics, Severity, escape_for_message};
 use crate::rules::document::defaults::check_defaults;
 use crate::rules::document::fields::{DocumentReader, FieldPath};
@@ -117,7 +115,7 @@ pub struct NamedDocument {
 struct DocumentDescriptors {
     file: Arc<str>,
     domain: usize,
-    descriptors: ChildList<DescriptorSpec>,
+    descriptors: Vec<DescriptorSpec>,
 }
 
 impl<'o> Compiler<'o> {
@@ -267,8 +265,8 @@ impl<'o> Compiler<'o> {
         };
         let mut reader = DocumentReader { file: &file, found: &mut self.found };
         let plan_scope = PlansAndTables { plans, tables };
-        let compiler = DescriptorCompiler { reader: &mut reader, scope: &scope, plan_scope, path_keys: Vec::new() };
-        compiler.compile_into_level(nodes, siblings, OpenLevel::new(name, descriptors));
+        let mut compiler = DescriptorCompiler { reader: &mut reader, scope: &scope, plan_scope, path_keys: Vec::new() };
+        compiler.compile_level(&mut Level { parent: name, nodes, siblings }, descriptors, &FieldPath::ROOT);
     }
 
     /// Returns the index of the domain to add to: a new one, unless it exists and may be merged.
@@ -348,7 +346,7 @@ fn report_keys_reserved_for_streams(domain: &Domain, found: &mut Diagnostics) {
     }
 }
 
-/// Compiles descriptors of one document, at any depth.
+/// Compiles descriptors of one document.
 struct DescriptorCompiler<'l, 'f> {
     reader: &'l mut DocumentReader<'f>,
     scope: &'l DomainSettings<'l>,
@@ -357,92 +355,40 @@ struct DescriptorCompiler<'l, 'f> {
     path_keys: Vec<PathKey>,
 }
 
-/// Descriptors of one level that are being compiled.
-struct OpenLevel {
-    /// Name of the parent: `domain.composite.composite`.
-    parent: String,
-    /// Descriptors that are not compiled yet.
-    waiting: vec::IntoIter<DescriptorSpec>,
-    nodes: Vec<RuleNode>,
-    siblings: SiblingIndex,
-    /// Descriptor whose children these are; `None` for the outermost level.
-    above: Option<OpenNode>,
-}
-
-/// Descriptor whose children are being compiled.
-struct OpenNode {
-    written: DescriptorSpec,
-    node: RuleNode,
-}
-
-impl OpenLevel {
-    /// Reserves space for the descriptors that wait.
-    fn reserve(&mut self) {
-        self.nodes.reserve_exact(self.waiting.len());
-        self.siblings.reserve(self.waiting.len());
-    }
-
-    fn new(parent: &str, written: ChildList<DescriptorSpec>) -> Self {
-        let waiting = written.into_vec().into_iter();
-        let (nodes, siblings) = (Vec::new(), SiblingIndex::new());
-        Self { parent: parent.to_owned(), waiting, nodes, siblings, above: None }
-    }
+/// Descriptors of one level that are compiled.
+struct Level<'l> {
+    /// Name of the descriptor above: `domain.composite.composite`.
+    parent: &'l str,
+    nodes: &'l mut Vec<RuleNode>,
+    siblings: &'l mut SiblingIndex,
 }
 
 impl DescriptorCompiler<'_, '_> {
-    /// Compiles descriptors with their children, and adds them to one level. Without recursion, because rules over xDS
-    /// can nest deeply.
-    fn compile_into_level(
-        mut self,
-        nodes: &mut ChildList<RuleNode>,
-        siblings: &mut SiblingIndex,
-        mut outermost: OpenLevel,
-    ) {
-        outermost.nodes = std::mem::take(nodes).into_vec();
-        outermost.siblings = std::mem::take(siblings);
-        let mut indices = Vec::new();
-        let (mut level, mut levels) = (outermost, Vec::new());
-        level.reserve();
-        loop {
-            if let Some(written) = level.waiting.next() {
-                indices.push(written.index);
-                let mut open = self.compile_node_before_children(written, &FieldPath::of_descriptor(&indices));
-                let path = format!("{}.{}", level.parent, open.node.composite_key());
-                let children = std::mem::take(&mut open.written.descriptors);
-                if children.is_empty() {
-                    self.compile_rule_and_add_node(open, path, &mut level, &FieldPath::of_descriptor(&indices));
-                    indices.pop();
-                } else {
-                    let below = OpenLevel { above: Some(open), ..OpenLevel::new(&path, children) };
-                    levels.push(std::mem::replace(&mut level, below));
-                    level.reserve();
-                }
-                continue;
+    /// Compiles descriptors with their children, and adds them to a level; `path_above` is that of the descriptor above.
+    ///
+    /// Recurses as deep as a document may nest: 127 levels.
+    fn compile_level(&mut self, level: &mut Level<'_>, descriptors: Vec<DescriptorSpec>, path_above: &FieldPath<'_>) {
+        let list_path = path_above.with_key("descriptors");
+        level.nodes.reserve_exact(descriptors.len());
+        level.siblings.reserve(descriptors.len());
+        for mut written in descriptors {
+            let field_path = list_path.with_index(written.index);
+            let mut node = self.compile_node_before_children(&mut written, &field_path);
+            let path = format!("{}.{}", level.parent, node.composite_key());
+            let below = std::mem::take(&mut written.descriptors);
+            if !below.is_empty() {
+                let (nodes, siblings) = (&mut node.descriptors, &mut SiblingIndex::new());
+                self.compile_level(&mut Level { parent: &path, nodes, siblings }, below, &field_path);
             }
-            let field_path = FieldPath::of_descriptor(&indices);
-            lints::warn_about_costly_wildcards(self.reader, &level.nodes, &field_path.with_key("descriptors"));
-            lints::warn_about_costly_expressions(self.reader, &level.nodes, &field_path.with_key("descriptors"));
-            let (Some(above), Some(mut open)) = (levels.pop(), level.above.take()) else { break };
-            let done = std::mem::replace(&mut level, above);
-            open.node.descriptors = done.nodes.into();
-            self.compile_rule_and_add_node(open, done.parent, &mut level, &field_path);
-            indices.pop();
+            node.rule = self.compile_rule(&mut written, path, &field_path);
+            self.path_keys.pop();
+            self.add_node(level, node, &field_path);
         }
-        *nodes = level.nodes.into();
-        *siblings = level.siblings;
+        lints::warn_about_costly_wildcards(self.reader, level.nodes, &list_path);
+        lints::warn_about_costly_expressions(self.reader, level.nodes, &list_path);
     }
 
-    /// Compiles the rule of a descriptor whose children are compiled, and adds the descriptor to its level.
-    fn compile_rule_and_add_node(
-        &mut self,
-        open: OpenNode,
-        path: String,
-        level: &mut OpenLevel,
-        field_path: &FieldPath<'_>,
-    ) {
-        let OpenNode { mut written, mut node } = open;
-        node.rule = self.compile_rule(&mut written, path, field_path);
-        self.path_keys.pop();
+    fn add_node(&mut self, level: &mut Level<'_>, node: RuleNode, field_path: &FieldPath<'_>) {
         // A descriptor without a key was reported; do not report that two of them collide.
         if !node.key.is_empty() {
             match level.siblings.entry(node.composite_key()) {
@@ -450,8 +396,7 @@ impl DescriptorCompiler<'_, '_> {
                     vacant.insert(level.nodes.len());
                 }
                 Entry::Occupied(first) => {
-                    let first = &level.nodes[*first.get()];
-                    self.report_duplicate_descriptor(&node, first, &level.parent, field_path);
+                    self.report_duplicate_descriptor(&node, &level.nodes[*first.get()], level.parent, field_path);
                 }
             }
         }
@@ -473,21 +418,21 @@ impl DescriptorCompiler<'_, '_> {
     }
 
     /// Compiles a descriptor without its children and its rule.
-    fn compile_node_before_children(&mut self, mut written: DescriptorSpec, field_path: &FieldPath<'_>) -> OpenNode {
+    fn compile_node_before_children(&mut self, written: &mut DescriptorSpec, field_path: &FieldPath<'_>) -> RuleNode {
         if written.key.value.is_empty() && !written.unreadable {
             self.reader.report_error(written.key.at, field_path, "descriptor has empty key", "write `key: NAME`");
         }
         let node = RuleNode {
             key: std::mem::take(&mut written.key.value),
-            value: self.compile_value(&mut written, field_path),
+            value: self.compile_value(written, field_path),
             rule: None,
             share_threshold: written.share_threshold.is_some_and(|share| share.value),
             value_to_metric: written.value_to_metric,
             exempt: matches!(written.rate_limit, RateLimitSpec::None) && written.descriptors.is_empty(),
-            descriptors: ChildList::new(),
+            descriptors: Vec::new(),
             location: source_location(self.reader.file, written.key.at),
         };
-        lints::warn_about_descriptor_without_effect(self.reader, &written, &node, field_path);
+        lints::warn_about_descriptor_without_effect(self.reader, written, &node, field_path);
         let cannot_share = !node.match_kind().can_share_counter();
         if let Some(share) = written.share_threshold.filter(|share| share.value && cannot_share) {
             let message = format!(
@@ -509,7 +454,7 @@ impl DescriptorCompiler<'_, '_> {
         }
         let counts_each_value = !shares && lints::has_values_that_belong_together(&node.value);
         self.path_keys.push(PathKey { key: node.key.clone(), shares, counts_each_value });
-        OpenNode { written, node }
+        node
     }
 
     /// Compiles `value` or `match`.

@@ -17,7 +17,6 @@ use self::matching::{MatchSpec, MatchingSpec};
 use crate::limit::active::ActiveSpec;
 use crate::limit::ban::Ban;
 use crate::limit::reservation::ReservationPolicy;
-use crate::rules::child_list::{ChildList, HasChildren};
 use crate::rules::rule::RuleLogging;
 use crate::rules::yaml::{Position, Spanned};
 
@@ -40,7 +39,7 @@ pub struct Document {
     /// `tables`, in the order written.
     pub tables: Vec<TableSpec>,
     /// `descriptors`.
-    pub descriptors: ChildList<DescriptorSpec>,
+    pub descriptors: Vec<DescriptorSpec>,
     /// A key could not be read and was reported, so that a missing domain is not reported too.
     pub unreadable: bool,
 }
@@ -118,15 +117,9 @@ pub struct DescriptorSpec {
     /// `over_limit_content_type`.
     pub over_limit_content_type: Option<Spanned<Arc<str>>>,
     /// `descriptors`.
-    pub descriptors: ChildList<DescriptorSpec>,
+    pub descriptors: Vec<DescriptorSpec>,
     /// A key could not be read and was reported, so that a missing key is not reported too.
     pub unreadable: bool,
-}
-
-impl HasChildren for DescriptorSpec {
-    fn children_mut(&mut self) -> &mut ChildList<Self> {
-        &mut self.descriptors
-    }
 }
 
 /// Value of `rate_limit`.

@@ -674,14 +674,13 @@ const fn define_tollkeeper_key(
 }
 
 /// Returns the key of that name that belongs in `section`, else that of another section.
-pub fn find_rule_file_key(name: &str, section: Option<Section>) -> Option<&'static RuleFileKey> {
+pub fn find_rule_file_key(name: &str, section: Section) -> Option<&'static RuleFileKey> {
     let mut named = RULE_FILE_KEYS.iter().chain([&BY_UNIT_KEY]).filter(|key| key.name == name);
-    let belongs = |key: &&RuleFileKey| section.is_some_and(|section| key.belongs_in(section));
-    named.clone().find(belongs).or_else(|| named.next())
+    named.clone().find(|key| key.belongs_in(section)).or_else(|| named.next())
 }
 
 /// Returns the key of `section` that is most similar to `name`, if one is similar enough.
-pub(crate) fn nearest_rule_file_key(name: &str, section: Option<Section>) -> Option<&'static str> {
+pub(crate) fn nearest_rule_file_key(name: &str, section: Section) -> Option<&'static str> {
     // Bounded, because a comparison takes time proportional to the length.
     if name.len() > 40 {
         return None;
@@ -690,7 +689,7 @@ pub(crate) fn nearest_rule_file_key(name: &str, section: Option<Section>) -> Opt
     RULE_FILE_KEYS
         .iter()
         .chain([&BY_UNIT_KEY])
-        .filter(|key| section.is_none_or(|section| key.belongs_in(section)))
+        .filter(|key| key.belongs_in(section))
         .map(|key| (strsim::normalized_damerau_levenshtein(&lower, key.name), key.name))
         .filter(|(likeness, _)| *likeness >= 0.6)
         .max_by(|a, b| a.0.total_cmp(&b.0))

@@ -1,7 +1,7 @@
 //! Tables that map a value of a request to a plan, or to a limit of its own.
 //!
-//! A [`PlanTable`] is immutable once it is used: an open-addressing table of 16-byte slots, so that a look-up costs one
-//! access to memory. A slot has a keyed 64-bit hash in place of the value, because a value would need a second access.
+//! A [`PlanTable`] is immutable once it is used: a hash table of 16-byte rows, so that a look-up costs little memory. A row
+//! has a keyed 64-bit hash in place of the value, because a value would need another access to memory.
 //! The keys are random, so a client cannot find a value with the hash of another one; by chance, one of 10^13 values
 //! that are not in a table of a million rows is taken for one that is. A [`live::LiveTable`] is the table of a loaded
 //! rule set; its rows are replaced as a whole while requests are decided. No file is read here.
@@ -18,6 +18,7 @@ use std::fmt;
 use std::hash::Hasher;
 use std::path::Path;
 
+use hashbrown::HashTable;
 use siphasher::sip::SipHasher13;
 
 use crate::base::random::random_u64_pair;
@@ -27,8 +28,6 @@ use crate::limit::period::{Period, Unit};
 pub const MAX_VALUE_BYTES: usize = 4096;
 /// Maximum number of rows.
 const MAX_ROWS: usize = 1 << 27;
-/// Slots for three rows; two of them are free, so that few slots are looked at.
-const SLOTS_PER_THREE_ROWS: usize = 5;
 /// Maximum number of different plans that one table names.
 const MAX_NAMED_PLANS: usize = 1000;
 
@@ -43,19 +42,16 @@ pub fn is_table_file(path: &Path) -> bool {
 /// Rows of a table.
 #[derive(Debug)]
 pub struct PlanTable {
-    slots: Vec<RowSlot>,
-    rows: usize,
+    rows: HashTable<HashedRow>,
     hash_keys: HashKeys,
     /// Plans that rows name, in the order of their first row.
     plans: Vec<NamedPlan>,
 }
 
-/// Place of a row. Rows of the same place follow each other, around the end of the table.
-#[derive(Clone, Copy, Debug, Default)]
-struct RowSlot {
-    /// Hash of the value, which chooses the place.
+/// A packed row with the hash of its value.
+#[derive(Clone, Copy, Debug)]
+struct HashedRow {
     hash: u64,
-    /// The row; 0: the slot is free.
     row: u64,
 }
 
@@ -91,18 +87,14 @@ pub enum RowError {
 impl PlanTable {
     /// Creates a table without rows, with room for `rows`.
     pub fn with_capacity(rows: usize) -> Self {
-        let mut table = Self { slots: Vec::new(), rows: 0, hash_keys: HashKeys::generate(), plans: Vec::new() };
-        table.ensure_row_capacity(rows);
-        table
+        let rows = HashTable::with_capacity(rows.min(MAX_ROWS));
+        Self { rows, hash_keys: HashKeys::generate(), plans: Vec::new() }
     }
 
     /// Makes room for `rows` in all.
     pub fn ensure_row_capacity(&mut self, rows: usize) {
-        let slots = rows.min(MAX_ROWS) * SLOTS_PER_THREE_ROWS / 3 + 1;
-        if slots > self.slots.len() {
-            let old = std::mem::replace(&mut self.slots, vec![RowSlot::default(); slots]);
-            old.into_iter().filter(|slot| slot.row != 0).for_each(|slot| self.insert_into_free_slot(slot));
-        }
+        let more = rows.min(MAX_ROWS).saturating_sub(self.rows.len());
+        self.rows.reserve(more, |row| row.hash);
     }
 
     /// Adds a row of the line `line`.
@@ -113,7 +105,7 @@ impl PlanTable {
         match value.len() {
             0 => return Err(RowError::EmptyValue),
             length if length > MAX_VALUE_BYTES => return Err(RowError::LongValue(length)),
-            _ if self.rows == MAX_ROWS => return Err(RowError::TooManyRows),
+            _ if self.rows.len() == MAX_ROWS => return Err(RowError::TooManyRows),
             _ => {}
         }
         let hash = self.hash_keys.hash(value);
@@ -124,11 +116,7 @@ impl PlanTable {
             RowValue::Plan(name) => PackedRow::Plan(self.find_or_add_plan(name, line)?),
             RowValue::Own(own) => PackedRow::Own(own),
         };
-        if (self.rows + 1) * SLOTS_PER_THREE_ROWS / 3 >= self.slots.len() {
-            self.ensure_row_capacity(self.rows + self.rows / 2 + 16);
-        }
-        self.insert_into_free_slot(RowSlot { hash, row: row.pack() });
-        self.rows += 1;
+        self.rows.insert_unique(hash, HashedRow { hash, row: row.pack() }, |row| row.hash);
         Ok(())
     }
 
@@ -138,8 +126,8 @@ impl PlanTable {
     }
 
     /// Number of rows.
-    pub const fn row_count(&self) -> usize {
-        self.rows
+    pub fn row_count(&self) -> usize {
+        self.rows.len()
     }
 
     /// Plans that rows name, in the order of their first row.
@@ -149,40 +137,11 @@ impl PlanTable {
 
     /// Memory of the table, in bytes.
     pub fn memory_bytes(&self) -> usize {
-        self.slots.capacity() * size_of::<RowSlot>() + self.plans.capacity() * size_of::<NamedPlan>()
+        self.rows.allocation_size() + self.plans.capacity() * size_of::<NamedPlan>()
     }
 
     fn find_hash(&self, hash: u64) -> Option<PackedRow> {
-        if self.slots.is_empty() {
-            return None;
-        }
-        let mut at = self.first_slot_index(hash);
-        // At least one slot is free.
-        loop {
-            let slot = self.slots[at];
-            if slot.row == 0 {
-                return None;
-            }
-            if slot.hash == hash {
-                return Some(PackedRow::unpack(slot.row));
-            }
-            at = if at + 1 == self.slots.len() { 0 } else { at + 1 };
-        }
-    }
-
-    /// Puts a row into the first free slot from its place on.
-    fn insert_into_free_slot(&mut self, slot: RowSlot) {
-        let mut at = self.first_slot_index(slot.hash);
-        while self.slots[at].row != 0 {
-            at = if at + 1 == self.slots.len() { 0 } else { at + 1 };
-        }
-        self.slots[at] = slot;
-    }
-
-    /// Index of the first slot of a hash, by its upper bits.
-    fn first_slot_index(&self, hash: u64) -> usize {
-        let index = (u128::from(hash) * self.slots.len() as u128) >> 64;
-        usize::try_from(index).expect("it is below the number of slots")
+        self.rows.find(hash, |row| row.hash == hash).map(|found| PackedRow::unpack(found.row))
     }
 
     fn find_or_add_plan(&mut self, name: &str, line: u64) -> Result<u16, RowError> {
@@ -333,11 +292,10 @@ impl fmt::Display for OwnLimit {
     }
 }
 
-/// Encoding of a row: bit 0 is set; bit 1 tells limits from plans; then the index of a plan, or three bits for the
-/// unit, 27 for the multiplier and 32 for the hits. The longest period has fewer than 2^25 seconds.
-const USED_BIT: u64 = 1;
-const OWN_LIMIT_BIT: u64 = 2;
-const PERIOD_UNIT_SHIFT: u32 = 2;
+/// Encoding of a row: bit 0 tells limits from plans; then the index of a plan, or four bits for the unit, 27 for the
+/// multiplier and 32 for the hits. The longest period has fewer than 2^25 seconds.
+const OWN_LIMIT_BIT: u64 = 1;
+const PERIOD_UNIT_SHIFT: u32 = 1;
 const PERIOD_MULTIPLIER_SHIFT: u32 = 5;
 const HITS_SHIFT: u32 = 32;
 /// Mask of a unit; another unit than these needs one more bit.
@@ -345,14 +303,14 @@ const UNIT_MASK: u64 = (1 << (PERIOD_MULTIPLIER_SHIFT - PERIOD_UNIT_SHIFT)) - 1;
 const _: () = assert!(Unit::ALL.len() as u64 <= UNIT_MASK + 1, "a row has too few bits for the units of periods");
 
 impl PackedRow {
-    /// Packs the row; never 0.
+    /// Packs the row.
     fn pack(self) -> u64 {
         match self {
-            Self::Plan(index) => USED_BIT | u64::from(index) << PERIOD_UNIT_SHIFT,
+            Self::Plan(index) => u64::from(index) << PERIOD_UNIT_SHIFT,
             Self::Own(OwnLimit { requests_per_unit, period }) => {
                 let unit = (period.unit() as u64) << PERIOD_UNIT_SHIFT;
                 let multiplier = u64::from(period.multiplier()) << PERIOD_MULTIPLIER_SHIFT;
-                USED_BIT | OWN_LIMIT_BIT | unit | multiplier | u64::from(requests_per_unit) << HITS_SHIFT
+                OWN_LIMIT_BIT | unit | multiplier | u64::from(requests_per_unit) << HITS_SHIFT
             }
         }
     }

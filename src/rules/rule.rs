@@ -38,7 +38,6 @@ use crate::limit::algorithm::Algorithm;
 use crate::limit::period::Unit;
 use crate::limit::window::WindowSpec;
 use crate::limit::{Consistency, Limit, StoreFailurePolicy};
-use crate::rules::child_list::{ChildList, HasChildren};
 
 /// Index of a node in the compiled tree.
 pub type NodeId = u32;
@@ -83,7 +82,7 @@ pub struct Domain {
     /// Its tables, in file order.
     pub tables: Vec<TableDeclaration>,
     /// Outermost descriptors, in file order, with distinct composite keys.
-    pub descriptors: ChildList<RuleNode>,
+    pub descriptors: Vec<RuleNode>,
 }
 
 /// How the descriptors of a domain are matched.
@@ -203,15 +202,9 @@ pub struct RuleNode {
     /// A path that ends here has no limit on purpose: the node is written without `rate_limit` and `descriptors`.
     pub exempt: bool,
     /// Next level, in file order, with distinct composite keys.
-    pub descriptors: ChildList<RuleNode>,
+    pub descriptors: Vec<RuleNode>,
     /// Location of its key.
     pub location: SourceLocation,
-}
-
-impl HasChildren for RuleNode {
-    fn children_mut(&mut self) -> &mut ChildList<Self> {
-        &mut self.descriptors
-    }
 }
 
 impl RuleNode {

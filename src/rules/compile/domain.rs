@@ -14,7 +14,6 @@ use std::sync::Arc;
 use super::options::CompileOptions;
 use super::plans::{CompiledPlan, MAX_PLANS, MAX_TABLES, WrittenPlan, compile_table_source};
 use super::{limit, memcache};
-use crate::rules::child_list::ChildList;
 use crate::rules::diagnostic::{Diagnostic, Diagnostics, Severity, escape_for_message};
 use crate::rules::document::defaults::DefaultableKeys;
 use crate::rules::document::fields::{DocumentReader, FieldPath};
@@ -63,7 +62,7 @@ impl DomainBuilder {
             matching: MatchingOptions::default(),
             plans: Vec::new(),
             tables: Vec::new(),
-            descriptors: ChildList::new(),
+            descriptors: Vec::new(),
         };
         let (siblings, written_plans, plans) = (SiblingIndex::new(), Vec::new(), Vec::new());
         Self { domain, siblings, location, defaults: None, matching: None, written_plans, plans }
@@ -200,10 +199,10 @@ struct SortedLevel {
 /// Sorts the rules of a domain; reports keys that cannot be sorted, and paths that become the same.
 pub(super) fn sort_rules(domain: &mut Domain, found: &mut Diagnostics) {
     let mut sorted = SortedLevel::default();
-    for node in std::mem::take(&mut domain.descriptors).into_vec() {
+    for node in std::mem::take(&mut domain.descriptors) {
         add_sorted_paths(node, &mut Vec::new(), &mut sorted, &domain.name, found);
     }
-    domain.descriptors = sorted.into_nodes().into();
+    domain.descriptors = sorted.into_nodes();
 }
 
 /// Adds the paths through `node`; `above` has the nodes before it, without descriptors.
@@ -238,7 +237,7 @@ fn add_sorted_paths(
         sorted.add_path(path, domain, found);
     }
     above.push(step);
-    for child in below.into_vec() {
+    for child in below {
         add_sorted_paths(child, above, sorted, domain, found);
     }
     above.pop();
@@ -277,7 +276,7 @@ impl SortedLevel {
     }
 
     fn into_nodes(self) -> Vec<RuleNode> {
-        let node = |SortedNode { node, below }| RuleNode { descriptors: below.into_nodes().into(), ..node };
+        let node = |SortedNode { node, below }| RuleNode { descriptors: below.into_nodes(), ..node };
         self.nodes.into_iter().map(node).collect()
     }
 }

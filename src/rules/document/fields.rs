@@ -28,21 +28,11 @@ pub struct FieldPath<'p> {
 enum PathStep<'p> {
     Key(&'p str),
     Index(usize),
-    /// Indices of descriptors from the outermost one.
-    Descriptors(&'p [usize]),
 }
 
 impl<'p> FieldPath<'p> {
     /// Path of the document itself.
     pub const ROOT: FieldPath<'static> = FieldPath { parent: None, step: PathStep::Key("") };
-
-    /// Path of a descriptor, or of the document: indices of descriptors from the outermost one, each from 0.
-    pub fn of_descriptor(indices: &'p [usize]) -> Self {
-        match indices {
-            [] => Self::ROOT,
-            _ => Self { parent: Some(&Self::ROOT), step: PathStep::Descriptors(indices) },
-        }
-    }
 
     /// Appends a key.
     pub fn with_key(&'p self, key: &'p str) -> Self {
@@ -64,12 +54,6 @@ impl fmt::Display for FieldPath<'_> {
             PathStep::Key(key) if parent.parent.is_none() => write!(f, "{}", escape_for_message(key)),
             PathStep::Key(key) => write!(f, ".{}", escape_for_message(key)),
             PathStep::Index(index) => write!(f, "[{index}]"),
-            PathStep::Descriptors(indices) => {
-                for (depth, index) in indices.iter().enumerate() {
-                    write!(f, "{}descriptors[{index}]", if depth == 0 { "" } else { "." })?;
-                }
-                Ok(())
-            }
         }
     }
 }
@@ -149,7 +133,7 @@ impl DocumentReader<'_> {
         };
         let mut fields = Vec::with_capacity(map.len());
         for (name, node) in map.iter() {
-            let Some(known) = self.find_known_key(name, Some(section), field_path) else { continue };
+            let Some(known) = self.find_known_key(name, section, field_path) else { continue };
             if known.belongs_in(section) {
                 self.warn_about_spelling(&Field { key: known, at: name.at, node }, field_path);
                 fields.push(Field { key: known, at: name.at, node });
@@ -206,7 +190,7 @@ impl DocumentReader<'_> {
     fn find_known_key(
         &mut self,
         name: &YamlNode<'_>,
-        section: Option<Section>,
+        section: Section,
         field_path: &FieldPath<'_>,
     ) -> Option<&'static RuleFileKey> {
         let text = match name.as_scalar() {
@@ -243,7 +227,7 @@ impl DocumentReader<'_> {
 
     /// Reports a known key in a section to which it does not belong.
     fn report_misplaced_key(&mut self, field: Field<'_, '_>, section: Section, field_path: &FieldPath<'_>) {
-        let Field { key, at, node } = field;
+        let Field { key, at, .. } = field;
         let field_path = field_path.with_key(key.name);
         let message = format!("`{}` does not belong in {}", key.name, section.message_phrase());
         let belongs = key.sections.iter().map(|section| section.message_phrase()).collect::<Vec<_>>().join(" or ");
@@ -256,52 +240,8 @@ impl DocumentReader<'_> {
             );
         } else if key.peer && section.is_of_rule_files() {
             self.report_warning(at, &field_path, message, format!("it is ignored; it belongs in {belongs}"));
-            // Metadata can hold any keys, wherever it stands.
-            if key.name != "metadata" {
-                self.check_ignored_value(node, &field_path);
-            }
         } else {
             self.report_error(at, &field_path, message, format!("it belongs in {belongs}"));
-        }
-    }
-
-    /// Checks the value of an ignored key for the names and types that envoyproxy/ratelimit checks everywhere.
-    fn check_ignored_value(&mut self, node: &YamlNode<'_>, field_path: &FieldPath<'_>) {
-        match &node.content {
-            YamlContent::Scalar(scalar) => {
-                if matches!(scalar.value(), ScalarValue::Float(_) | ScalarValue::Large(_)) {
-                    self.report_error(node.at, field_path, "error checking config: no key accepts this number", "");
-                }
-            }
-            YamlContent::List(list) => {
-                for (index, element) in list.iter().enumerate() {
-                    let field_path = field_path.with_index(index);
-                    match &element.content {
-                        YamlContent::Map(_) => self.check_ignored_value(element, &field_path),
-                        _ => self.report_not_a_mapping(element, &field_path),
-                    }
-                }
-            }
-            YamlContent::Map(map) => {
-                for (name, node) in map.iter() {
-                    match self.find_known_key(name, None, field_path) {
-                        Some(key) if !key.peer => {
-                            let message = format!("config error, unknown key '{}'", key.name);
-                            self.report_error(
-                                name.at,
-                                &field_path.with_key(key.name),
-                                message,
-                                "it does not belong here",
-                            );
-                        }
-                        // Metadata can hold any keys.
-                        Some(key) if key.name != "metadata" => {
-                            self.check_ignored_value(node, &field_path.with_key(key.name));
-                        }
-                        _ => {}
-                    }
-                }
-            }
         }
     }
 
@@ -372,8 +312,7 @@ const ENVOY_BOOTSTRAP_KEYS: [&str; 6] =
     ["static_resources", "staticResources", "dynamic_resources", "dynamicResources", "layered_runtime", "bootstrap"];
 
 /// Returns the hint for a key of another rate limiter.
-fn hint_for_mistaken_key(name: &str, section: Option<Section>) -> Option<&'static str> {
-    let section = section?;
+fn hint_for_mistaken_key(name: &str, section: Section) -> Option<&'static str> {
     let known = MISTAKEN_KEYS.iter().find(|known| known.names.contains(&name) && known.sections.contains(&section));
     known.map(|known| known.hint)
 }

@@ -45,7 +45,7 @@ pub fn read_document(reader: &mut DocumentReader<'_>, root: &YamlNode<'_>) -> Op
                 document.domain = reader.read_string(&field, &field_path);
                 document.unreadable |= reader.found.error_count() > errors;
             }
-            "descriptors" => document.descriptors = reader.read_descriptors(&field, &field_path).into(),
+            "descriptors" => document.descriptors = reader.read_descriptors(&field, &field_path),
             "matching" if !field.node.is_null() => {
                 document.matching =
                     reader.read_matching(field.node, &field_path).map(|value| Spanned { value, at: field.at });
@@ -109,7 +109,7 @@ impl DocumentReader<'_> {
                 "value_to_metric" => read.value_to_metric = self.read_bool_or_false(&field, &field_path),
                 "share_threshold" => read.share_threshold = self.read_bool(&field, &field_path),
                 "metadata" => read.metadata = self.read_metadata(&field, &field_path),
-                "descriptors" => read.descriptors = self.read_descriptors(&field, &field_path).into(),
+                "descriptors" => read.descriptors = self.read_descriptors(&field, &field_path),
                 "over_limit_body" => read.over_limit_body = self.read_over_limit_body(&field, &field_path),
                 "over_limit_content_type" => {
                     read.over_limit_content_type = self.read_over_limit_content_type(&field, &field_path);

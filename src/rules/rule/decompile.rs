@@ -60,7 +60,7 @@ impl RuleSet {
                 share_threshold,
                 value_to_metric: node.value_to_metric,
                 exempt: node.exempt,
-                descriptors: descriptors.into(),
+                descriptors,
                 location: node.location.clone().unwrap_or_else(unknown),
             });
         }

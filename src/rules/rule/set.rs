@@ -222,7 +222,7 @@ impl DomainRules {
             matching: *matching,
             plans: plans.clone(),
             tables: declared_tables.clone(),
-            descriptors: descriptors.into(),
+            descriptors,
         }
     }
 
@@ -266,7 +266,7 @@ impl RuleSet {
             };
             let repeated_keys = repeated_keys.into_iter().map(|(key, times)| (key.as_bytes().into(), times)).collect();
             let max_backtracking_steps = max_backtracking_steps(&domain.descriptors, domain.matching);
-            set.add_subtrees(root, domain.descriptors.into_vec(), &domain.name, limit_stats);
+            set.add_subtrees(root, domain.descriptors, &domain.name, limit_stats);
             let others = limit_stats.register_rule_limit(LimitName::new([&*domain.name, OVERFLOW_NAME]));
             let Domain { name, defaults, defaults_by_unit, matching, plans, tables: declared_tables, .. } = domain;
             let empty = |declared: &TableDeclaration| LiveTable::new(Arc::clone(&declared.name), Arc::default());
@@ -457,7 +457,7 @@ impl RuleSet {
         id
     }
 
-    /// Adds the subtrees of `parent`, without recursion, because rule files can nest deeply.
+    /// Adds the subtrees of `parent`.
     fn add_subtrees(&mut self, parent: NodeId, nodes: Vec<RuleNode>, domain: &str, limit_stats: &LimitRegistry) {
         let mut waiting = vec![(parent, nodes, false)];
         while let Some((parent, nodes, by_value)) = waiting.pop() {
@@ -491,7 +491,7 @@ impl RuleSet {
                 compiled.exempt = node.exempt;
                 compiled.location = Some(node.location);
                 if !node.descriptors.is_empty() {
-                    waiting.push((id, node.descriptors.into_vec(), by_value));
+                    waiting.push((id, node.descriptors, by_value));
                 }
             }
             self.nodes[parent as usize].patterns = patterns.build();

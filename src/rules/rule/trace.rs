@@ -1,14 +1,10 @@
-//! Trace of a match: the node that each entry matched, and the reasons why similar nodes did not match.
+//! Trace of a match: the node that each entry matched, and others that match it too, with the reason why they do not
+//! decide. What matches no entry at all is the matter of `near_miss`.
 //!
-//! A trace takes the same steps as matching and also inspects siblings. It serves `explain`, so it may be slow; its
-//! lists are bounded.
-//!
-//! Decides: which steps and near misses `explain` lists (`MAX_NEAR_MISSES`).
+//! Decides: which steps, and how many other matches of an entry, `explain` lists (`MAX_OTHER_MATCHES`).
 
-use super::network::NumericIpAddress;
 use super::set::{CompiledRule, DomainRules, RuleSet};
-use super::value_pattern::{MatchKind, Operator};
-use super::wildcard::WildcardPattern;
+use super::value_pattern::MatchKind;
 use super::{NodeId, SourceLocation};
 use crate::limit::request::Entry;
 
@@ -26,10 +22,11 @@ pub struct MatchTrace<'r> {
 pub struct TraceStep<'r> {
     /// Kind of match and node, if any.
     pub matched: Option<(MatchKind, NodeRef<'r>)>,
-    /// Similar siblings with the reason why they do not match; the first [`MAX_NEAR_MISSES`].
-    pub near_misses: Vec<(NodeRef<'r>, MismatchReason)>,
-    /// Number of near misses beyond those.
-    pub more_near_misses: usize,
+    /// Siblings that match the entry too, best first, with the reason why the path does not go through them; the first
+    /// [`MAX_OTHER_MATCHES`].
+    pub other_matches: Vec<(NodeRef<'r>, PassedOverReason)>,
+    /// Number of others beyond those.
+    pub more_other_matches: usize,
 }
 
 /// Reference to a node, for people.
@@ -41,25 +38,15 @@ pub struct NodeRef<'r> {
     pub location: &'r SourceLocation,
 }
 
-/// Reason why a sibling did not match.
+/// Reason why the path does not go through a node that matches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MismatchReason {
-    /// It has the key and another value.
-    OtherValue,
-    /// Its wildcard does not match the value.
-    PatternDiffers,
-    /// Its `match` does not match the value.
-    MatchDiffers,
-    /// It matches addresses, and the value is no address.
-    NotAnAddress,
-    /// Its wildcard or `match` matches too, but is later in the file.
-    LaterWildcard,
-    /// It matches too, but a value goes before a wildcard, and a wildcard before a bare key.
+pub enum PassedOverReason {
+    /// It is a wildcard or `match`, and an earlier one in the file matches too.
+    LaterPattern,
+    /// A value goes before a wildcard, and a wildcard before a bare key.
     LessExact,
     /// It matches better, but has no rule for the entries after it: the search went on.
     NothingBelow,
-    /// It has another key.
-    OtherKey,
 }
 
 /// End of a trace.
@@ -83,19 +70,8 @@ pub enum TraceEnd<'r> {
     },
 }
 
-/// Maximum number of near misses in a step.
-pub const MAX_NEAR_MISSES: usize = 16;
-
-/// What is known when siblings are compared with an entry.
-struct MismatchContext<'a> {
-    key: &'a [u8],
-    value: &'a [u8],
-    composite: &'a [u8],
-    /// Children that match, best first.
-    matching: &'a [(NodeId, MatchKind)],
-    /// The child that the path goes through.
-    matched: Option<(NodeId, MatchKind)>,
-}
+/// Maximum number of other matches in a step.
+pub const MAX_OTHER_MATCHES: usize = 16;
 
 impl RuleSet {
     /// Traces the path of `entries` through the rules of `domain`.
@@ -130,70 +106,24 @@ impl RuleSet {
         entry: &Entry<'_>,
         matched: Option<(NodeId, MatchKind)>,
     ) -> TraceStep<'_> {
-        let composite = [entry.key, b"_", entry.value].concat();
-        let siblings =
-            self.nodes[parent as usize].children.iter().filter(|child| matched.is_none_or(|(node, _)| node != **child));
         let matching = self.find_matching_children(parent, entry);
-        let context =
-            MismatchContext { key: entry.key, value: entry.value, composite: &composite, matching: &matching, matched };
-        // Nodes with the entry's key come first, in file order; only as many are kept as are listed.
-        let (mut near, mut far, mut count) = (Vec::new(), Vec::new(), 0);
-        for child in siblings {
-            let miss = self.classify_mismatch(*child, &context);
-            let kept = if miss == MismatchReason::OtherKey { &mut far } else { &mut near };
-            if matched.is_some() && miss == MismatchReason::OtherKey {
-                continue;
-            }
-            count += 1;
-            if kept.len() < MAX_NEAR_MISSES {
-                kept.extend(self.node_ref(*child).map(|node| (node, miss)));
-            }
-        }
-        let near_misses: Vec<_> = near.into_iter().chain(far).take(MAX_NEAR_MISSES).collect();
-        let more_near_misses = count - near_misses.len();
+        let place = matched.and_then(|(matched, _)| matching.iter().position(|(node, _)| *node == matched));
+        let reason = |index: usize, kind: MatchKind| match (place, matched) {
+            (Some(place), Some((_, matched_by))) if index > place => match (kind, matched_by) {
+                (MatchKind::Wildcard | MatchKind::Match, MatchKind::Wildcard | MatchKind::Match) => {
+                    PassedOverReason::LaterPattern
+                }
+                _ => PassedOverReason::LessExact,
+            },
+            _ => PassedOverReason::NothingBelow,
+        };
+        let others = matching.iter().enumerate().filter(|(index, _)| Some(*index) != place);
+        let others: Vec<_> =
+            others.filter_map(|(index, (node, kind))| Some((self.node_ref(*node)?, reason(index, *kind)))).collect();
         TraceStep {
             matched: matched.and_then(|(node, kind)| Some((kind, self.node_ref(node)?))),
-            near_misses,
-            more_near_misses,
-        }
-    }
-
-    fn classify_mismatch(&self, child: NodeId, context: &MismatchContext<'_>) -> MismatchReason {
-        let node = &self.nodes[child as usize];
-        let has_key = node.composite.get(..node.key_length) == Some(context.key);
-        let place = |id: NodeId| context.matching.iter().position(|(candidate, _)| *candidate == id);
-        let matched = context.matched.and_then(|(matched, kind)| Some((place(matched)?, kind)));
-        match (place(child), matched) {
-            (Some(own), Some((matched, _))) if own < matched => return MismatchReason::NothingBelow,
-            (Some(_), None) => return MismatchReason::NothingBelow,
-            (Some(_), Some((_, matched_by))) => {
-                return match (node.match_kind, matched_by) {
-                    (MatchKind::Wildcard | MatchKind::Match, MatchKind::Wildcard | MatchKind::Match) => {
-                        MismatchReason::LaterWildcard
-                    }
-                    _ => MismatchReason::LessExact,
-                };
-            }
-            (None, _) => {}
-        }
-        match node.match_kind {
-            MatchKind::Wildcard if WildcardPattern::new(&node.composite).matches(context.composite) => {
-                MismatchReason::LaterWildcard
-            }
-            MatchKind::Exact | MatchKind::Wildcard | MatchKind::Match | MatchKind::Any if !has_key => {
-                MismatchReason::OtherKey
-            }
-            MatchKind::Exact => MismatchReason::OtherValue,
-            MatchKind::Wildcard => MismatchReason::PatternDiffers,
-            MatchKind::Match => match node.pattern.as_ref().map(|pattern| &pattern.operator) {
-                Some(Operator::Cidr(_) | Operator::CidrFile(_))
-                    if NumericIpAddress::from_value(context.value).is_none() =>
-                {
-                    MismatchReason::NotAnAddress
-                }
-                _ => MismatchReason::MatchDiffers,
-            },
-            MatchKind::Any => MismatchReason::LessExact,
+            more_other_matches: others.len().saturating_sub(MAX_OTHER_MATCHES),
+            other_matches: others.into_iter().take(MAX_OTHER_MATCHES).collect(),
         }
     }
 

@@ -5,17 +5,13 @@
 //! rest. Resources come in random order, so they are sorted by name and domain. Fields that the messages lack pass
 //! unnoticed.
 //!
-//! Descriptors are decoded one level at a time. The decoder of protobuf recurses, and so refuses messages that nest
-//! deeper than 100 levels. Conditions that must all hold are one descriptor below another, and Envoy Gateway allows
-//! more than a thousand of them in a rule: 8 selectors of up to 128 headers. Therefore descriptors below a descriptor
-//! are read as bytes, which are the same on the wire, and decoded in a loop with a bound of its own. `metadata` keeps
-//! the bound of the decoder.
+//! Descriptors below a descriptor are read as bytes, which are the same on the wire, and decoded one level at a time, so
+//! that their number is known before they take memory.
 //!
 //! Decides: how a descriptor over xDS becomes a rule: units, metadata, depth (`MAX_DESCRIPTOR_DEPTH`).
 //! Decides: a resource of another type; how many descriptors a response may have (`MAX_DESCRIPTORS`).
 
 use std::sync::Arc;
-use std::vec;
 
 use bytes::Bytes;
 use prost::Message;
@@ -106,16 +102,17 @@ impl RuleResource {
     /// The rules are not protobuf, are more, or nest deeper than [`MAX_DESCRIPTOR_DEPTH`].
     pub fn decode(&self, descriptors_left: &mut usize) -> Result<NamedDocument, String> {
         let decoded = PartlyDecodedRateLimitConfig::decode(self.encoded.clone()).map_err(|error| error.to_string());
-        let descriptors = decoded.and_then(|fields| decode_descriptors(fields.descriptors, descriptors_left));
+        let descriptors = decoded.and_then(|fields| decode_descriptors(fields.descriptors, 1, descriptors_left));
         let descriptors = descriptors.map_err(|error| format!("it cannot be decoded: {error}"))?;
         let domain = Spanned { value: self.domain.clone(), at: Position::default() };
-        let document = Document { domain: Some(domain), descriptors: descriptors.into(), ..Document::default() };
+        let document = Document { domain: Some(domain), descriptors, ..Document::default() };
         Ok(NamedDocument { file: Arc::clone(&self.name), document })
     }
 }
 
-/// Maximum number of descriptors from the outermost to the innermost one.
-pub const MAX_DESCRIPTOR_DEPTH: usize = 2048;
+/// Maximum number of descriptors from the outermost to the innermost one: that of a decoder of protobuf, which follows
+/// 100 messages, and so of envoyproxy/ratelimit.
+pub const MAX_DESCRIPTOR_DEPTH: usize = 98;
 
 /// `RateLimitConfig` with encoded descriptors.
 #[derive(Clone, PartialEq, Message)]
@@ -160,57 +157,27 @@ pub struct DescriptorFields {
     pub metadata: Option<Struct>,
 }
 
-/// Descriptors of one level that are being decoded.
-struct OpenLevel {
-    waiting: vec::IntoIter<Bytes>,
-    decoded: Vec<DescriptorSpec>,
-    /// Descriptor that they are below; `None` for the outermost ones.
-    above: Option<DescriptorSpec>,
-}
-
-impl OpenLevel {
-    fn new(encoded: Vec<Bytes>, above: Option<DescriptorSpec>) -> Self {
-        Self { decoded: Vec::with_capacity(encoded.len()), waiting: encoded.into_iter(), above }
-    }
-}
-
-/// Decodes the outermost descriptors of a resource with all below them.
+/// Decodes descriptors with all below them, of which there may be `descriptors_left`. `depth` is that of `encoded`, from 1.
 ///
 /// # Errors
-/// A descriptor is not protobuf, they are more than `descriptors_left`, or nest deeper than [`MAX_DESCRIPTOR_DEPTH`].
-fn decode_descriptors(encoded: Vec<Bytes>, descriptors_left: &mut usize) -> Result<Vec<DescriptorSpec>, String> {
-    let take_off = |descriptors: &[Bytes], left: &mut usize| {
-        *left = left.checked_sub(descriptors.len()).ok_or_else(|| {
-            format!("the rules have more than {MAX_DESCRIPTORS} descriptors (several values of a key need one each)")
-        })?;
-        Ok::<(), String>(())
-    };
-    take_off(&encoded, descriptors_left)?;
-    let (mut level, mut levels) = (OpenLevel::new(encoded, None), Vec::new());
-    loop {
-        let Some(next) = level.waiting.next() else {
-            let (Some(mut descriptor), Some(above)) = (level.above.take(), levels.pop()) else {
-                return Ok(level.decoded);
-            };
-            let done = std::mem::replace(&mut level, above);
-            descriptor.descriptors = done.decoded.into();
-            level.decoded.push(descriptor);
-            continue;
-        };
-        let mut fields = DescriptorFields::decode(next).map_err(|error| error.to_string())?;
-        let below = std::mem::take(&mut fields.descriptors);
-        take_off(&below, descriptors_left)?;
-        let descriptor = convert_descriptor(level.decoded.len(), fields);
-        if below.is_empty() {
-            level.decoded.push(descriptor);
-            continue;
-        }
-        // The level of `below` is that of the outermost descriptors, 1, plus one for each level above it.
-        if levels.len() + 2 > MAX_DESCRIPTOR_DEPTH {
-            return Err(format!("descriptors nest deeper than {MAX_DESCRIPTOR_DEPTH} levels"));
-        }
-        levels.push(std::mem::replace(&mut level, OpenLevel::new(below, Some(descriptor))));
+/// A descriptor is not protobuf, they are more, or nest deeper than [`MAX_DESCRIPTOR_DEPTH`].
+fn decode_descriptors(
+    encoded: Vec<Bytes>,
+    depth: usize,
+    descriptors_left: &mut usize,
+) -> Result<Vec<DescriptorSpec>, String> {
+    *descriptors_left = descriptors_left.checked_sub(encoded.len()).ok_or_else(|| {
+        format!("the rules have more than {MAX_DESCRIPTORS} descriptors (several values of a key need one each)")
+    })?;
+    if depth > MAX_DESCRIPTOR_DEPTH && !encoded.is_empty() {
+        return Err(format!("descriptors nest deeper than {MAX_DESCRIPTOR_DEPTH} levels"));
     }
+    let decode = |(index, encoded)| {
+        let mut fields = DescriptorFields::decode(encoded).map_err(|error| error.to_string())?;
+        let below = decode_descriptors(std::mem::take(&mut fields.descriptors), depth + 1, descriptors_left)?;
+        Ok(DescriptorSpec { descriptors: below, ..convert_descriptor(index, fields) })
+    };
+    encoded.into_iter().enumerate().map(decode).collect()
 }
 
 fn convert_descriptor(index: usize, fields: DescriptorFields) -> DescriptorSpec {

@@ -6,7 +6,7 @@
 //! The number of nodes that aliases expand to is bounded, because a walk over the tree visits them. Depth is bounded
 //! too, including aliases, so a walk can recurse. Merge keys are resolved, and of duplicate keys the last one counts.
 //!
-//! Decides: a key twice, `<<`, stray brackets; the warning of documents that are not read.
+//! Decides: a key twice, `<<`; the warning of documents that are not read.
 //! Decides: how deep YAML nests, and to how many nodes aliases expand (`MAX_ALIASED_NODES`).
 
 use std::borrow::Cow;
@@ -14,7 +14,7 @@ use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use serde_saphyr::granit_parser::{self, Event, Parser, ScalarStyle, Span, StructureStyle, Tag};
+use serde_saphyr::granit_parser::{self, Event, Parser, ScalarStyle, Span, Tag};
 
 use super::{DocumentSelection, Position, Scalar, YamlContent, YamlEntry, YamlNode};
 use crate::rules::diagnostic::{Diagnostic, Diagnostics, Severity, escape_for_message};
@@ -37,15 +37,6 @@ pub fn parse_documents<'a>(
         // The tree has a tighter bound of its own, with a better message.
         flow_nesting_limit: 2 * MAX_DEPTH,
         block_nesting_limit: 2 * MAX_DEPTH,
-    };
-    let text = match find_stray_bracket(text, which, options.clone()) {
-        Some(stray) => {
-            let message = "a bracket after the end of the document is not read".into();
-            let hint = Some("remove it, and what follows it".into());
-            found.push(build_diagnostic(Severity::Warning, file, stray.at, message, hint));
-            &text[..stray.byte]
-        }
-        None => text,
     };
     let mut builder = TreeBuilder::new(file, found);
     for event in Parser::new_from_str_with_options(text, options) {
@@ -76,45 +67,6 @@ pub fn parse_documents<'a>(
     builder.documents
 }
 
-/// A closing bracket that nothing opened.
-struct StrayBracket {
-    at: Position,
-    /// Offset in the text, in bytes.
-    byte: usize,
-}
-
-/// Finds a closing bracket behind a document that is written in brackets and complete: gopkg.in/yaml.v2 reads the first
-/// document and no further. If all documents are read, only further brackets may follow it.
-fn find_stray_bracket(text: &str, which: DocumentSelection, options: granit_parser::Options) -> Option<StrayBracket> {
-    let content = text.trim_end().trim_end_matches(['}', ']']).len();
-    let ends_with_brackets = content < text.trim_end().len();
-    if !ends_with_brackets && which == DocumentSelection::All {
-        return None;
-    }
-    let mut is_in_brackets = false;
-    for event in Parser::new_from_str_with_options(text, options) {
-        match event {
-            Ok((Event::MappingStart(style, ..) | Event::SequenceStart(style, ..), _)) if !is_in_brackets => {
-                is_in_brackets = style == StructureStyle::Flow;
-                if !is_in_brackets {
-                    return None;
-                }
-            }
-            Ok((Event::DocumentEnd, _)) => return None,
-            Ok(_) => {}
-            Err(error) if *error.kind() == granit_parser::ErrorKind::MisplacedFlowCollectionEnd => {
-                let byte = text.char_indices().nth(error.marker().index())?.0;
-                let is_only_brackets = text[byte..].chars().all(|c| c.is_whitespace() || matches!(c, '}' | ']'));
-                let at = marker_position(error.marker());
-                let is_allowed = which == DocumentSelection::FirstOnly || is_only_brackets;
-                return is_allowed.then_some(StrayBracket { at, byte });
-            }
-            Err(_) => return None,
-        }
-    }
-    None
-}
-
 /// Returns hints for common mistakes.
 fn hint_for_error(kind: &granit_parser::ErrorKind) -> Option<&'static str> {
     use granit_parser::ErrorKind as Kind;
@@ -127,6 +79,7 @@ fn hint_for_error(kind: &granit_parser::ErrorKind) -> Option<&'static str> {
         Kind::MappingValueNotAllowed | Kind::InvalidIndentation | Kind::ExpectedBlockMappingKey => {
             "check the indentation of this line and the one before"
         }
+        Kind::MisplacedFlowCollectionEnd => "remove the bracket that nothing opens",
         Kind::UnclosedQuotedScalar | Kind::InvalidQuotedScalarIndent => "close the quote",
         _ => return None,
     })
@@ -291,12 +244,10 @@ impl<'a, 'f> TreeBuilder<'a, 'f> {
                 merges.push((value, entries.len()));
                 continue;
             }
-            match seen.find_key(&key, &entries) {
+            match seen.find_key(&key) {
                 Some(earlier) => {
-                    let (first, first_value) = &entries[earlier];
-                    let laid_over = merge_duplicate_mappings(&key, first_value, &value);
-                    self.report_duplicate_key(&key, first.at, laid_over.is_some());
-                    entries[earlier] = (key, laid_over.unwrap_or(value));
+                    self.warn_about_duplicate_key(&key, entries[earlier].0.at);
+                    entries[earlier] = (key, value);
                 }
                 None => seen.add_entry((key, value), &mut entries),
             }
@@ -312,7 +263,7 @@ impl<'a, 'f> TreeBuilder<'a, 'f> {
         &mut self,
         source: &YamlNode<'a>,
         before: usize,
-        seen: &mut SeenKeys,
+        seen: &mut SeenKeys<'a>,
         entries: &mut Vec<YamlEntry<'a>>,
     ) -> Option<()> {
         let maps = match &source.content {
@@ -326,7 +277,7 @@ impl<'a, 'f> TreeBuilder<'a, 'f> {
             };
             self.count_aliased_nodes(merged.len(), map.at)?;
             for entry in merged.iter() {
-                match seen.find_key(&entry.0, entries) {
+                match seen.find_key(&entry.0) {
                     None => seen.add_entry(entry.clone(), entries),
                     Some(earlier) if earlier < before => self.warn_overridden_key(&entries[earlier].0),
                     Some(_) => {}
@@ -336,12 +287,9 @@ impl<'a, 'f> TreeBuilder<'a, 'f> {
         Some(())
     }
 
-    fn report_duplicate_key(&mut self, key: &YamlNode<'a>, earlier: Position, is_laid_over: bool) {
+    fn warn_about_duplicate_key(&mut self, key: &YamlNode<'a>, earlier: Position) {
         let message = format!("the key `{}` is written twice in this mapping", escape_for_message(&key.key_label()));
-        let hint = match is_laid_over {
-            true => format!("its keys are laid over those in line {}; write one mapping", earlier.line),
-            false => format!("this one counts, the one in line {} does not", earlier.line),
-        };
+        let hint = format!("this one counts, the one in line {} does not", earlier.line);
         self.add_warning(key.at, message, hint);
     }
 
@@ -368,25 +316,6 @@ impl<'a, 'f> TreeBuilder<'a, 'f> {
     }
 }
 
-/// Keys whose mappings are merged if the key is written twice: gopkg.in/yaml.v2 decodes both into one value.
-/// Entries of the second mapping take precedence.
-const MERGED_DUPLICATE_KEYS: [&str; 2] = ["metadata", "rate_limit"];
-
-/// Returns the mapping `second` with the entries of `first` that it lacks; `None` if `second` replaces `first`.
-fn merge_duplicate_mappings<'a>(
-    key: &YamlNode<'a>,
-    first: &YamlNode<'a>,
-    second: &YamlNode<'a>,
-) -> Option<YamlNode<'a>> {
-    let is_laid_over = key.as_scalar().is_some_and(|key| MERGED_DUPLICATE_KEYS.contains(&key.text()));
-    let (YamlContent::Map(below), YamlContent::Map(above)) = (&first.content, &second.content) else { return None };
-    let is_overwritten =
-        |(key, _): &&YamlEntry<'a>| above.iter().any(|(other, _)| other.key_label() == key.key_label());
-    let mut entries: Vec<_> = below.iter().filter(|entry| !is_overwritten(entry)).cloned().collect();
-    entries.extend(above.iter().cloned());
-    is_laid_over.then(|| YamlNode { at: second.at, content: YamlContent::Map(Rc::new(entries)) })
-}
-
 /// Creates a diagnostic about the text, without a path in the document.
 fn build_diagnostic(
     severity: Severity,
@@ -399,36 +328,20 @@ fn build_diagnostic(
     Diagnostic { severity, file: Arc::clone(file), line, column, path: String::new(), message, hint }
 }
 
-/// Index of the keys of one mapping: a linear search while they are few, a hash map once they are many.
+/// Index of the keys of one mapping.
 #[derive(Default)]
-struct SeenKeys {
-    by_text: HashMap<String, usize>,
-}
+struct SeenKeys<'a>(HashMap<Cow<'a, str>, usize>);
 
-impl SeenKeys {
-    const MAX_LINEAR_SEARCH_KEYS: usize = 16;
-
-    fn find_key(&self, key: &YamlNode<'_>, entries: &[YamlEntry<'_>]) -> Option<usize> {
-        let YamlContent::Scalar(key) = &key.content else { return None };
-        if entries.len() <= Self::MAX_LINEAR_SEARCH_KEYS {
-            return entries
-                .iter()
-                .position(|(other, _)| other.as_scalar().is_some_and(|other| other.text() == key.text()));
-        }
-        self.by_text.get(key.text()).copied()
+impl<'a> SeenKeys<'a> {
+    fn find_key(&self, key: &YamlNode<'a>) -> Option<usize> {
+        self.0.get(key.as_scalar()?.text()).copied()
     }
 
-    fn add_entry<'a>(&mut self, entry: YamlEntry<'a>, entries: &mut Vec<YamlEntry<'a>>) {
+    fn add_entry(&mut self, entry: YamlEntry<'a>, entries: &mut Vec<YamlEntry<'a>>) {
+        if let Some(key) = entry.0.as_scalar() {
+            self.0.insert(key.text.clone(), entries.len());
+        }
         entries.push(entry);
-        if entries.len() <= Self::MAX_LINEAR_SEARCH_KEYS {
-            return;
-        }
-        let from = if entries.len() == Self::MAX_LINEAR_SEARCH_KEYS + 1 { 0 } else { entries.len() - 1 };
-        for (index, (key, _)) in entries.iter().enumerate().skip(from) {
-            if let YamlContent::Scalar(key) = &key.content {
-                self.by_text.insert(key.text().to_owned(), index);
-            }
-        }
     }
 }
 

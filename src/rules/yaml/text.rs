@@ -1,7 +1,7 @@
 //! Decodes the bytes of a rule file to text.
 //!
-//! UTF-8 is accepted with or without a byte order mark, UTF-16 with one. YAML allows no control characters except tab
-//! and line breaks; a file with others is damaged or binary. The size is checked before anything is allocated.
+//! UTF-8 is accepted with or without a byte order mark, UTF-16 with one. Lines end with LF or CR LF. No control characters
+//! are allowed except tab and line breaks; a file with others is damaged or binary. The size is checked before anything is allocated.
 //!
 //! Decides: encodings and control characters of a rule file.
 
@@ -41,36 +41,13 @@ pub fn decode_text(bytes: &[u8]) -> Result<Cow<'_, str>, UnreadableText> {
         return Ok(text);
     }
     match text.char_indices().find(|(_, character)| is_forbidden_character(*character)) {
-        None => Ok(replace_old_line_breaks(text)),
+        None => Ok(text),
         Some((index, character)) => Err(UnreadableText {
             at: end_position(&text[..index]),
             message: format!("control characters are not allowed, and here is U+{:04X}", u32::from(character)),
             hint: if character == '\0' { "this looks like a binary file" } else { "write it as an escape in quotes" },
         }),
     }
-}
-
-/// Replaces the line breaks that only YAML 1.1 has by line feeds: U+0085, and U+2028 and U+2029 outside of quotes,
-/// where they stay part of the text.
-fn replace_old_line_breaks(text: Cow<'_, str>) -> Cow<'_, str> {
-    if !text.contains(['\u{85}', '\u{2028}', '\u{2029}']) {
-        return text;
-    }
-    let mut replaced = String::with_capacity(text.len());
-    let (mut quote, mut previous) = (None, '\n');
-    for character in text.chars() {
-        let is_separator = matches!(character, '\u{2028}' | '\u{2029}');
-        let written = if character == '\u{85}' || (is_separator && quote.is_none()) { '\n' } else { character };
-        quote = match (quote, written) {
-            (_, '\n') => None,
-            (None, '"' | '\'') if matches!(previous, ' ' | '\n' | '[' | '{' | ',' | ':') => Some(written),
-            (Some(open), closing) if open == closing && previous != '\\' => None,
-            (open, _) => open,
-        };
-        replaced.push(written);
-        previous = written;
-    }
-    Cow::Owned(replaced)
 }
 
 fn decode_utf8(bytes: &[u8]) -> Result<&str, UnreadableText> {
@@ -107,7 +84,7 @@ fn is_plain_ascii_text(bytes: &[u8]) -> bool {
 /// Returns `true` if YAML rejects the character outside of an escape.
 fn is_forbidden_character(character: char) -> bool {
     match character {
-        '\t' | '\n' | '\r' | '\u{85}' => false,
+        '\t' | '\n' | '\r' => false,
         '\u{fffe}' | '\u{ffff}' => true,
         _ => character.is_control(),
     }

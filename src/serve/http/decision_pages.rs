@@ -22,7 +22,6 @@ use crate::base::pb::rate_limit_response::Code;
 use crate::base::pb::{RateLimitRequest, RateLimitResponse};
 use crate::decide::explain::Explanation;
 use crate::limit::request::Descriptor;
-use crate::rules::xds::resource::MAX_DESCRIPTOR_DEPTH;
 use crate::serve::grpc::decode;
 use crate::serve::grpc::service::DEFAULT_CALLER_DEADLINE;
 use crate::settings::decisions::DecisionSettings;
@@ -34,8 +33,8 @@ const SLOT_SUMMARY_TIMEOUT: Duration = Duration::from_secs(1);
 /// Maximum number of descriptors that `/explain` accepts.
 const MAX_EXPLAINED_DESCRIPTORS: usize = 100;
 
-/// Maximum number of entries of all descriptors that `/explain` accepts: those of the deepest rule.
-const MAX_EXPLAINED_ENTRIES: usize = MAX_DESCRIPTOR_DEPTH;
+/// Maximum number of entries of all descriptors that `/explain` accepts.
+const MAX_EXPLAINED_ENTRIES: usize = 2048;
 
 /// `/json`
 pub(super) async fn answer_json(

@@ -200,7 +200,7 @@ fn append_step_text(page: &mut String, step: &ExplainedEntryMatch) {
         }
         None => writeln!(page, "  {entry} matches nothing"),
     };
-    for [node, origin, why] in &step.near_misses {
+    for [node, origin, why] in &step.other_matches {
         let _ = writeln!(
             page,
             "    not {} at {}: {}",
@@ -209,8 +209,8 @@ fn append_step_text(page: &mut String, step: &ExplainedEntryMatch) {
             escape_unprintable(why)
         );
     }
-    if step.more_near_misses > 0 {
-        let _ = writeln!(page, "    and {} more near misses", step.more_near_misses);
+    if step.more_other_matches > 0 {
+        let _ = writeln!(page, "    and {} more that match", step.more_other_matches);
     }
 }
 

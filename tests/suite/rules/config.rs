@@ -735,43 +735,28 @@ fn metadata_without_meaning_is_ignored_whatever_it_holds() {
 }
 
 #[test]
-fn mapping_written_twice_is_laid_over_the_first() {
+fn of_a_key_written_twice_the_last_counts() {
     let text = "domain: d
 descriptors:
   - key: k
     rate_limit: {unit: day, requests_per_unit: 5}
-    metadata: {a: 1, b: {x: 1}}
-    rate_limit: {requests_per_unit: 6, name: second}
-    metadata: {b: {y: 2}}
+    metadata: {a: 1}
+    rate_limit: {unit: day, requests_per_unit: 6}
+    metadata: {b: 2}
 ";
     let compiled = load(text).map_err(|found| found.to_string()).unwrap();
-    let limit = &limits(&compiled.domains)[0];
-    assert_eq!((limit.limit.requests_per_unit(), limit.limit.period().unit()), (6, Unit::Day));
-    assert_eq!(limit.name, "second");
+    assert_eq!(limits(&compiled.domains)[0].limit.requests_per_unit(), 6);
     let metadata = serde_json::to_value(&compiled.domains[0].descriptors[0].rule.as_ref().unwrap().metadata).unwrap();
-    assert_eq!(metadata, serde_json::json!({ "a": 1, "b": { "y": 2 } }));
+    assert_eq!(metadata, serde_json::json!({ "b": 2 }));
     let warnings = compiled.warnings.to_string();
-    assert!(warnings.contains("`rate_limit` is written twice") && warnings.contains("laid over"), "{warnings}");
-    // Null resets, and a later mapping begins anew.
-    let reset =
-        text.replace("    rate_limit: {requests_per_unit: 6", "    rate_limit:\n    rate_limit: {requests_per_unit: 6");
-    assert!(load(&reset).unwrap_err().to_string().contains("unit"));
+    assert!(warnings.contains("`rate_limit` is written twice") && warnings.contains("line 4 does not"), "{warnings}");
 }
 
 #[test]
-fn line_breaks_of_yaml_1_1_end_lines() {
-    for end in ["\u{85}", "\u{2028}", "\u{2029}"] {
-        let text = ["domain: d # the \"first\"", "descriptors:", "  - key: 'k'", "    value: v", ""].join(end);
-        let domains = load(&text).map_err(|found| format!("{end:?}: {found}")).unwrap().domains;
-        assert_eq!(
-            (domains[0].name.as_str(), domains[0].descriptors[0].composite_key()),
-            ("d", "k_v".to_owned()),
-            "{end:?}"
-        );
-    }
-    // Within quotes, a separator is part of the text.
-    let quoted = "domain: \"a\u{2028}b\"\n";
-    assert_eq!(load(quoted).unwrap().domains[0].name, "a\u{2028}b");
+fn separators_of_yaml_1_1_end_no_line() {
+    let error = load("domain: d\u{85}descriptors: []\n").unwrap_err().to_string();
+    assert!(error.contains("control characters are not allowed, and here is U+0085"), "{error}");
+    assert_eq!(load("domain: \"a\u{2028}b\"\n").unwrap().domains[0].name, "a\u{2028}b");
 }
 
 #[test]
@@ -785,24 +770,16 @@ fn small_global_limit_without_regions_gets_only_a_warning() {
     assert!(small.contains("gives each of 2 regions less than one hit"), "{small}");
 }
 
-/// gopkg.in/yaml.v2 reads the first document and no further.
 #[test]
-fn stray_bracket_after_a_flow_document_is_a_warning() {
+fn bracket_that_nothing_opens_is_an_error() {
     let document = "{domain: shop, descriptors: [{key: a, rate_limit: {unit: day, requests_per_unit: 5}}]}";
-    for rest in ["}", "]", "\n}\n", "}}\n", " } # {\n} more: [\n"] {
+    for rest in ["}", "]", "\n}\n", "}}\n"] {
         let text = format!("{document}{rest}");
-        let first = RuleText { documents: DocumentSelection::FirstOnly, ..source("x.yaml", &text) };
-        let compiled = compile_texts(&[first], &CompileOptions::default());
-        let compiled = compiled.unwrap_or_else(|found| panic!("{text}: {found}"));
-        assert_eq!(limits(&compiled.domains).len(), 1, "{text}");
-        let warnings = compiled.warnings.to_string();
-        assert!(warnings.contains("bracket after the end of the document"), "{text}: {warnings}");
-        // Where all documents are read, what follows could be one.
-        assert_eq!(load(&text).is_ok(), !rest.contains("more"), "{text}");
-    }
-    for wrong in ["domain: shop\n}\n", "{domain: shop]}", "{domain: shop, descriptors: [}]}"] {
-        let first = RuleText { documents: DocumentSelection::FirstOnly, ..source("x.yaml", wrong) };
-        assert!(compile_texts(&[first], &CompileOptions::default()).is_err(), "{wrong}");
+        for documents in [DocumentSelection::FirstOnly, DocumentSelection::All] {
+            let found = compile_texts(&[RuleText { documents, ..source("x.yaml", &text) }], &CompileOptions::default());
+            let error = found.unwrap_err().to_string();
+            assert!(error.contains("misplaced bracket, remove the bracket that nothing opens"), "{text}: {error}");
+        }
     }
 }
 

@@ -547,7 +547,7 @@ fn set_of_a_million_entries_loads_in_bounded_time_and_memory() {
 }
 
 #[test]
-fn explain_shows_why_a_match_does_not() {
+fn explain_shows_why_a_match_does_not_decide() {
     let files = directory(&[("rules.yaml", OFFICE)]);
     let server = start(files.path());
     let explain = |key: &str, value: &str| {
@@ -558,7 +558,7 @@ fn explain_shows_why_a_match_does_not() {
     assert_eq!(step["matched"][0], "match");
     assert_eq!(step["matched"][1], "ip_in(10.0.0.7, 10.0.0.8, 10.0.0.9)");
     let reasons = |step: &Value| -> Vec<String> {
-        step["near_misses"]
+        step["other_matches"]
             .as_array()
             .unwrap()
             .iter()
@@ -567,15 +567,9 @@ fn explain_shows_why_a_match_does_not() {
     };
     let found = reasons(&step);
     assert!(found.iter().any(|miss| miss == "ip_cidr(10.0.0.0/8, 2001:db8::/32): it matches too, but an earlier wildcard or `match` takes precedence"), "{found:?}");
-    assert!(
-        found.iter().any(|miss| miss == "ip_not_cidr(0.0.0.0/0, ::/0): its `match` does not match the value"),
-        "{found:?}"
-    );
+    assert!(!found.iter().any(|miss| miss.starts_with("ip_not_cidr")), "{found:?}");
     let found = reasons(&explain("ip", "nobody"));
-    assert!(
-        found.iter().any(|miss| miss == "ip_cidr(10.0.0.0/8, 2001:db8::/32): the value is not the text of an address"),
-        "{found:?}"
-    );
+    assert!(!found.iter().any(|miss| miss.starts_with("ip_cidr")), "{found:?}");
 }
 
 #[test]
@@ -593,7 +587,7 @@ descriptors:
     assert_eq!(explained["rule"]["path"], "d.a.b");
     assert_eq!(explained["steps"][0]["entry"], "a=x");
     assert_eq!(
-        explained["steps"][0]["near_misses"][0][2],
+        explained["steps"][0]["other_matches"][0][2],
         "it matches better, but has no rule for the entries after it"
     );
     assert_eq!(explained["limits"][0]["counter"]["used"], 0);

@@ -160,7 +160,7 @@ function explanation(explained, texts) {
       element('details', {}, element('summary', {}, 'How it was matched'), element('ol', {}, descriptor.steps.map((step) => element('li', {},
         code(printable(step.entry)),
         step.matched ? ` matched ${printable(step.matched.join(' '))}` : ' matched nothing',
-        step.near_misses?.length > 0 ? `; near: ${step.near_misses.map((near) => printable(near.join(' '))).join(', ')}` : '')))));
+        step.other_matches?.length > 0 ? `; also: ${step.other_matches.map((other) => printable(other.join(' '))).join(', ')}` : '')))));
   });
   if (explained.known_domain === false) shown.unshift(problemNotice('There are no rules for this domain.'));
   for (const block of explained.blocked ?? []) shown.unshift(problemNotice(`${printable(block.entry)} is blocked until ${block.until}: ${printable(block.reason)}`));

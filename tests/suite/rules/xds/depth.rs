@@ -1,4 +1,4 @@
-//! Descriptors that nest deeper than the decoder of protobuf follows, and the messages that read them.
+//! Descriptors that nest as deeply as they may, and deeper, and the messages that read them.
 
 use std::thread;
 
@@ -78,9 +78,9 @@ fn deepest_descriptors_become_rules_and_deeper_ones_are_an_error() {
         drop(set.to_edited_domains(|_| ()));
 
         let error = compile(vec![chain("deep", MAX_DESCRIPTOR_DEPTH + 1, &innermost)]).unwrap_err();
-        assert_eq!(error, "deep: it cannot be decoded: descriptors nest deeper than 2048 levels");
+        assert_eq!(error, "deep: it cannot be decoded: descriptors nest deeper than 98 levels");
         let error = compile(vec![chain("deep", 100_000, &innermost)]).unwrap_err();
-        assert_eq!(error, "deep: it cannot be decoded: descriptors nest deeper than 2048 levels");
+        assert_eq!(error, "deep: it cannot be decoded: descriptors nest deeper than 98 levels");
     });
 }
 
@@ -111,21 +111,25 @@ fn metadata_keeps_the_bound_of_the_decoder() {
 }
 
 #[test]
-fn rule_with_more_conditions_than_envoy_gateway_allows_counts_and_is_shown() {
-    // 8 selectors of 128 headers, and some more.
-    let depth = 1100;
+fn domain_that_nests_too_deeply_is_refused_alone_and_by_name() {
     let server = XdsServer::start();
     let tollkeeper = client_of(&server).start();
-    let resources = vec![chain("deep", depth, &limited("user", RateLimitUnit::Day, 1)), resource(&daily("shop", &[]))];
-    server.send(0, "1", "a", resources);
-    assert_eq!(facts(&server.request(0, 1)), accepted("1", "a"));
-    let entries: Vec<_> = keys(depth).iter().map(|key| format!(r#"{{"key":"{key}","value":"v"}}"#)).collect();
+    let limited = limited("user", RateLimitUnit::Day, 1);
+    let deepest = MAX_DESCRIPTOR_DEPTH;
+    server.send(0, "1", "a", vec![chain("deep", deepest + 1, &limited), resource(&daily("shop", &[]))]);
+    let refused = server.request(0, 1);
+    let message = refused.error_detail.as_ref().map(|error| error.message.clone()).unwrap_or_default();
+    assert!(message.contains("deep: it cannot be decoded: descriptors nest deeper than 98 levels"), "{message}");
+    assert_eq!(tollkeeper.rules_status()["domains"], 1);
+    server.send(0, "2", "b", vec![chain("deep", deepest, &limited), resource(&daily("shop", &[]))]);
+    assert_eq!(facts(&server.request(0, 2)), accepted("2", "b"));
+    let entries: Vec<_> = keys(deepest).iter().map(|key| format!(r#"{{"key":"{key}","value":"v"}}"#)).collect();
     let body = format!(r#"{{"domain":"deep","descriptors":[{{"entries":[{}]}}]}}"#, entries.join(","));
     assert_eq!([0; 2].map(|_| tollkeeper.post_json(&body).status), [200, 429]);
     let explained = tollkeeper.explain(&body);
-    assert!(explained.to_string().contains("k1098"), "{}", &explained.to_string()[..500]);
+    assert!(explained.to_string().contains("k96"), "{}", &explained.to_string()[..500]);
     let page = http::get(tollkeeper.debug_port(), "/rlconfig").send();
-    assert!(page.text().contains("k1098.user: unit=DAY requests_per_unit=1"), "{}", page.text());
+    assert!(page.text().contains("k96.user: unit=DAY requests_per_unit=1"), "{}", page.text());
 }
 
 /// The generated message of the same fields, whose descriptors are decoded.
