@@ -173,7 +173,7 @@ impl Decider {
             None => return Ok((prepared, blocked)),
         };
         match blocked {
-            Some(_) => Ok((prepared.without_rules(), blocked)),
+            Some(_) => Ok((prepared.with_empty_rules(), blocked)),
             None => Err(refuse(prepared.request(), error)),
         }
     }

@@ -73,7 +73,7 @@ pub(crate) fn assert_up_to_date(files: &[GeneratedFile]) {
 
 /// All files that are generated.
 pub(crate) fn all_files() -> Vec<GeneratedFile> {
-    [schemas(), settings(), rule_diagnostics(), envoy_findings(), chart_values(), protobuf()]
+    [schemas(), settings(), rule_diagnostics(), envoy_findings(), chart_values(), generate_protobuf_files()]
         .into_iter()
         .flatten()
         .collect()
@@ -142,7 +142,7 @@ pub(crate) fn chart_values() -> Vec<GeneratedFile> {
 /// Envoy puts raw header bytes there; the set says `string`, as Envoy's own files do, so that requests written as text
 /// need no base64. On the wire both are the same. The service of quotas is not in the set: its streams are no use to tools, and its lists of entries
 /// are maps elsewhere.
-pub(crate) fn protobuf() -> Vec<GeneratedFile> {
+pub(crate) fn generate_protobuf_files() -> Vec<GeneratedFile> {
     /// The service that clients call.
     const SERVICE: &str = "envoy/service/ratelimit/v3/rls.proto";
     /// What Envoys and control planes have beside it.

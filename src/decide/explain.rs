@@ -564,7 +564,7 @@ fn explain_entry_match(step: &TraceStep<'_>, entry: &Entry<'_>) -> ExplainedEntr
     let name = |node: &NodeRef<'_>| String::from_utf8_lossy(node.composite).into_owned();
     let reason = |why| match why {
         PassedOverReason::LaterPattern => "it matches too, but an earlier wildcard or `match` takes precedence",
-        PassedOverReason::NothingBelow => "it matches better, but has no rule for the entries after it",
+        PassedOverReason::NoRuleBelow => "it matches better, but has no rule for the entries after it",
         PassedOverReason::LessExact => {
             "it matches too, but values take precedence over wildcards and `match`, and those over bare keys"
         }

@@ -11,7 +11,7 @@ use crate::limit::request::Request;
 use crate::limit::slot::{SlotCaller, SlotUse};
 use crate::rules::rule::set::RuleSet;
 
-/// The rules of a request that only a block decides.
+/// Empty rule set, for requests that only a block can reject.
 pub(super) static NO_RULES: LazyLock<RuleSet> = LazyLock::new(|| RuleSet::new(Vec::new()));
 
 /// A request as these rules match it.
@@ -53,8 +53,8 @@ impl<'a, 'r, 'm> PreparedRequest<'a, 'r, 'm> {
         Self { rules, sent, changed: None }
     }
 
-    /// The same request, of which no rule matches a descriptor.
-    pub(super) fn without_rules(self) -> Self {
+    /// The same request with an empty rule set.
+    pub(super) fn with_empty_rules(self) -> Self {
         Self { rules: &NO_RULES, ..self }
     }
 

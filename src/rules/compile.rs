@@ -266,7 +266,7 @@ impl<'o> Compiler<'o> {
         let mut reader = DocumentReader { file: &file, found: &mut self.found };
         let plan_scope = PlansAndTables { plans, tables };
         let mut compiler = DescriptorCompiler { reader: &mut reader, scope: &scope, plan_scope, path_keys: Vec::new() };
-        compiler.compile_level(&mut Level { parent: name, nodes, siblings }, descriptors, &FieldPath::ROOT);
+        compiler.compile_level(&mut SiblingNodes { parent: name, nodes, siblings }, descriptors, &FieldPath::ROOT);
     }
 
     /// Returns the index of the domain to add to: a new one, unless it exists and may be merged.
@@ -355,8 +355,8 @@ struct DescriptorCompiler<'l, 'f> {
     path_keys: Vec<PathKey>,
 }
 
-/// Descriptors of one level that are compiled.
-struct Level<'l> {
+/// Compiled descriptors below one parent.
+struct SiblingNodes<'l> {
     /// Name of the descriptor above: `domain.composite.composite`.
     parent: &'l str,
     nodes: &'l mut Vec<RuleNode>,
@@ -367,18 +367,23 @@ impl DescriptorCompiler<'_, '_> {
     /// Compiles descriptors with their children, and adds them to a level; `path_above` is that of the descriptor above.
     ///
     /// Recurses as deep as a document may nest: 127 levels.
-    fn compile_level(&mut self, level: &mut Level<'_>, descriptors: Vec<DescriptorSpec>, path_above: &FieldPath<'_>) {
+    fn compile_level(
+        &mut self,
+        level: &mut SiblingNodes<'_>,
+        descriptors: Vec<DescriptorSpec>,
+        path_above: &FieldPath<'_>,
+    ) {
         let list_path = path_above.with_key("descriptors");
         level.nodes.reserve_exact(descriptors.len());
         level.siblings.reserve(descriptors.len());
         for mut written in descriptors {
             let field_path = list_path.with_index(written.index);
-            let mut node = self.compile_node_before_children(&mut written, &field_path);
+            let mut node = self.compile_key_and_value(&mut written, &field_path);
             let path = format!("{}.{}", level.parent, node.composite_key());
             let below = std::mem::take(&mut written.descriptors);
             if !below.is_empty() {
                 let (nodes, siblings) = (&mut node.descriptors, &mut SiblingIndex::new());
-                self.compile_level(&mut Level { parent: &path, nodes, siblings }, below, &field_path);
+                self.compile_level(&mut SiblingNodes { parent: &path, nodes, siblings }, below, &field_path);
             }
             node.rule = self.compile_rule(&mut written, path, &field_path);
             self.path_keys.pop();
@@ -388,7 +393,7 @@ impl DescriptorCompiler<'_, '_> {
         lints::warn_about_costly_expressions(self.reader, level.nodes, &list_path);
     }
 
-    fn add_node(&mut self, level: &mut Level<'_>, node: RuleNode, field_path: &FieldPath<'_>) {
+    fn add_node(&mut self, level: &mut SiblingNodes<'_>, node: RuleNode, field_path: &FieldPath<'_>) {
         // A descriptor without a key was reported; do not report that two of them collide.
         if !node.key.is_empty() {
             match level.siblings.entry(node.composite_key()) {
@@ -417,8 +422,8 @@ impl DescriptorCompiler<'_, '_> {
         self.reader.report_error(at, field_path, format!("duplicate descriptor composite key '{path}'"), hint);
     }
 
-    /// Compiles a descriptor without its children and its rule.
-    fn compile_node_before_children(&mut self, written: &mut DescriptorSpec, field_path: &FieldPath<'_>) -> RuleNode {
+    /// Compiles a descriptor without its children and its rule. Pushes its key onto `path_keys`; the caller pops it.
+    fn compile_key_and_value(&mut self, written: &mut DescriptorSpec, field_path: &FieldPath<'_>) -> RuleNode {
         if written.key.value.is_empty() && !written.unreadable {
             self.reader.report_error(written.key.at, field_path, "descriptor has empty key", "write `key: NAME`");
         }

@@ -2,8 +2,8 @@
 //!
 //! A [`PlanTable`] is immutable once it is used: a hash table of 16-byte rows, so that a look-up costs little memory. A row
 //! has a keyed 64-bit hash in place of the value, because a value would need another access to memory.
-//! The keys are random, so a client cannot find a value with the hash of another one; by chance, one of 10^13 values
-//! that are not in a table of a million rows is taken for one that is. A [`live::LiveTable`] is the table of a loaded
+//! The keys are random, so a client cannot find a value with the hash of another one; with a million rows, about
+//! one of 10^13 unknown values is taken for a known one. A [`live::LiveTable`] is the table of a loaded
 //! rule set; its rows are replaced as a whole while requests are decided. No file is read here.
 //!
 //! The value of a row ([`RowValue`]) is the name of a plan, or a limit such as `500/minute`.
@@ -113,15 +113,15 @@ impl PlanTable {
             return Err(RowError::Duplicate);
         }
         let row = match row {
-            RowValue::Plan(name) => PackedRow::Plan(self.find_or_add_plan(name, line)?),
-            RowValue::Own(own) => PackedRow::Own(own),
+            RowValue::Plan(name) => TableRow::Plan(self.find_or_add_plan(name, line)?),
+            RowValue::Own(own) => TableRow::Own(own),
         };
         self.rows.insert_unique(hash, HashedRow { hash, row: row.pack() }, |row| row.hash);
         Ok(())
     }
 
     /// Returns the row of a value; a plan is an index among [`PlanTable::named_plans`].
-    pub fn find(&self, value: &[u8]) -> Option<PackedRow> {
+    pub fn find(&self, value: &[u8]) -> Option<TableRow> {
         self.find_hash(self.hash_keys.hash(value))
     }
 
@@ -140,8 +140,8 @@ impl PlanTable {
         self.rows.allocation_size() + self.plans.capacity() * size_of::<NamedPlan>()
     }
 
-    fn find_hash(&self, hash: u64) -> Option<PackedRow> {
-        self.rows.find(hash, |row| row.hash == hash).map(|found| PackedRow::unpack(found.row))
+    fn find_hash(&self, hash: u64) -> Option<TableRow> {
+        self.rows.find(hash, |row| row.hash == hash).map(|found| TableRow::unpack(found.row))
     }
 
     fn find_or_add_plan(&mut self, name: &str, line: u64) -> Result<u16, RowError> {
@@ -192,9 +192,9 @@ pub struct OwnLimit {
     pub period: Period,
 }
 
-/// Value of a row as a table keeps it.
+/// Value of a row, a plan by its index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PackedRow {
+pub enum TableRow {
     /// Index of a plan.
     Plan(u16),
     /// Limit of the row's own.
@@ -302,7 +302,7 @@ const HITS_SHIFT: u32 = 32;
 const UNIT_MASK: u64 = (1 << (PERIOD_MULTIPLIER_SHIFT - PERIOD_UNIT_SHIFT)) - 1;
 const _: () = assert!(Unit::ALL.len() as u64 <= UNIT_MASK + 1, "a row has too few bits for the units of periods");
 
-impl PackedRow {
+impl TableRow {
     /// Packs the row.
     fn pack(self) -> u64 {
         match self {
@@ -315,7 +315,7 @@ impl PackedRow {
         }
     }
 
-    /// Unpacks a row that [`PackedRow::pack`] made.
+    /// Unpacks a row that [`TableRow::pack`] made.
     #[expect(clippy::cast_possible_truncation, reason = "each part has as many bits as it is masked to")]
     fn unpack(row: u64) -> Self {
         if row & OWN_LIMIT_BIT == 0 {

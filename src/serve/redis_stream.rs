@@ -51,11 +51,11 @@ impl StreamReader {
         Ok(parse_entries(&reply).into_iter().next().map_or_else(|| b"0-0".to_vec(), |entry| entry.id))
     }
 
-    /// Id that entries of the last `overlap`, by the clock of the server, come after.
+    /// Id after which to read, to get the entries of the last `overlap` by the clock of the server.
     ///
     /// # Errors
     /// The command failed.
-    pub(super) async fn read_id_before(&mut self, overlap: Duration) -> Result<Vec<u8>, KeyCommandError> {
+    pub(super) async fn read_start_id(&mut self, overlap: Duration) -> Result<Vec<u8>, KeyCommandError> {
         let reply = self.connection.call(&[b"TIME"], REPLY_TIMEOUT).await?;
         let milliseconds = u128::from(time_in_reply(&reply).unwrap_or_default().as_micros() / 1000);
         Ok(format!("{}-0", milliseconds.saturating_sub(overlap.as_millis())).into_bytes())

@@ -48,7 +48,8 @@ pub struct GrpcSettings {
     pub max_header_bytes: u32,
     /// `true` if server reflection is offered.
     pub reflection: bool,
-    /// Places for buckets of the rate limit quota service, 1 to 100 000 000; `None` if it is off.
+    /// Maximum number of buckets of the rate limit quota service, 1 to 100 000 000, of which a bucket with a long id takes
+    /// several; `None` if the service is off.
     pub max_quota_buckets: Option<usize>,
 }
 

@@ -48,8 +48,8 @@ pub(super) trait RecordField {
     fn append_field(&self, line: &mut Vec<u8>, start: &str);
 }
 
-/// Appends the name of a field whose value is no text: `start` without its last byte, the quote.
-pub(super) fn append_field_name(line: &mut Vec<u8>, start: &str) {
+/// Appends `start` without its last byte, the opening quote of a text: for values that are none.
+pub(super) fn append_unquoted_start(line: &mut Vec<u8>, start: &str) {
     line.extend_from_slice(&start.as_bytes()[..start.len() - 1]);
 }
 
@@ -95,7 +95,7 @@ macro_rules! declare_record {
             }
 
             fn append_field(&self, line: &mut Vec<u8>, start: &str) {
-                append_field_name(line, start);
+                append_unquoted_start(line, start);
                 let fields = line.len();
                 self.append_fields(line);
                 match line.get_mut(fields) {
@@ -134,7 +134,7 @@ impl<A: Array<Item: RecordField>> RecordField for SmallVec<A> {
     }
 
     fn append_field(&self, line: &mut Vec<u8>, start: &str) {
-        append_field_name(line, start);
+        append_unquoted_start(line, start);
         line.push(b'[');
         for (index, item) in self.iter().enumerate() {
             item.append_field(line, if index > 0 { ",\"" } else { "\"" });
@@ -149,7 +149,7 @@ impl RecordField for bool {
     }
 
     fn append_field(&self, line: &mut Vec<u8>, start: &str) {
-        append_field_name(line, start);
+        append_unquoted_start(line, start);
         line.extend_from_slice(if *self { b"true" } else { b"false" });
     }
 }
@@ -162,7 +162,7 @@ macro_rules! impl_number_fields {
             }
 
             fn append_field(&self, line: &mut Vec<u8>, start: &str) {
-                append_field_name(line, start);
+                append_unquoted_start(line, start);
                 line.extend_from_slice(itoa::Buffer::new().format(*self).as_bytes());
             }
         }
@@ -207,7 +207,7 @@ impl RecordField for RecordText<'_> {
         if needs_no_escape(self.as_bytes()) {
             append_quoted(line, start, self);
         } else {
-            append_field_name(line, start);
+            append_unquoted_start(line, start);
             // Writing text to memory does not fail.
             let _ = serde_json::to_writer(line, &**self);
         }

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use arc_swap::ArcSwapOption;
 
 use super::row_cache::RowCache;
-use super::{FoundRow, NamedPlan, PackedRow, PlanTable};
+use super::{FoundRow, NamedPlan, PlanTable, TableRow};
 use crate::base::clock::Time;
 use crate::base::sharded::lock_ignoring_poison;
 
@@ -127,8 +127,8 @@ impl BoundTable {
 
     fn find_row(&self, value: &[u8]) -> Option<FoundRow> {
         Some(match self.table.find(value)? {
-            PackedRow::Plan(index) => FoundRow::Plan(*self.plans.get(usize::from(index))?),
-            PackedRow::Own(own) => FoundRow::Own(own),
+            TableRow::Plan(index) => FoundRow::Plan(*self.plans.get(usize::from(index))?),
+            TableRow::Own(own) => FoundRow::Own(own),
         })
     }
 }

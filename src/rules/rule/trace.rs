@@ -1,5 +1,5 @@
 //! Trace of a match: the node that each entry matched, and others that match it too, with the reason why they do not
-//! decide. What matches no entry at all is the matter of `near_miss`.
+//! decide. `near_miss` is about descriptors that match no rule.
 //!
 //! Decides: which steps, and how many other matches of an entry, `explain` lists (`MAX_OTHER_MATCHES`).
 
@@ -11,7 +11,7 @@ use crate::limit::request::Entry;
 /// Path of a descriptor through the rule tree.
 #[derive(Clone, Debug)]
 pub struct MatchTrace<'r> {
-    /// One step for each entry that was matched or did not match.
+    /// One step for each entry, up to the first that matches nothing or whose node has no children.
     pub steps: Vec<TraceStep<'r>>,
     /// End of the path.
     pub end: TraceEnd<'r>,
@@ -45,8 +45,8 @@ pub enum PassedOverReason {
     LaterPattern,
     /// A value goes before a wildcard, and a wildcard before a bare key.
     LessExact,
-    /// It matches better, but has no rule for the entries after it: the search went on.
-    NothingBelow,
+    /// It takes precedence, but backtracking found no rule below it.
+    NoRuleBelow,
 }
 
 /// End of a trace.
@@ -115,7 +115,7 @@ impl RuleSet {
                 }
                 _ => PassedOverReason::LessExact,
             },
-            _ => PassedOverReason::NothingBelow,
+            _ => PassedOverReason::NoRuleBelow,
         };
         let others = matching.iter().enumerate().filter(|(index, _)| Some(*index) != place);
         let others: Vec<_> =

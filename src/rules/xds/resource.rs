@@ -5,8 +5,8 @@
 //! rest. Resources come in random order, so they are sorted by name and domain. Fields that the messages lack pass
 //! unnoticed.
 //!
-//! Descriptors below a descriptor are read as bytes, which are the same on the wire, and decoded one level at a time, so
-//! that their number is known before they take memory.
+//! Descriptors below a descriptor are kept as bytes, which are the same on the wire, and decoded one level at a time, so
+//! that they are counted before they take memory.
 //!
 //! Decides: how a descriptor over xDS becomes a rule: units, metadata, depth (`MAX_DESCRIPTOR_DEPTH`).
 //! Decides: a resource of another type; how many descriptors a response may have (`MAX_DESCRIPTORS`).
@@ -110,8 +110,8 @@ impl RuleResource {
     }
 }
 
-/// Maximum number of descriptors from the outermost to the innermost one: that of a decoder of protobuf, which follows
-/// 100 messages, and so of envoyproxy/ratelimit.
+/// Maximum number of descriptors from the outermost to the innermost one: decoders of protobuf,
+/// and so envoyproxy/ratelimit, follow 100 nested messages.
 pub const MAX_DESCRIPTOR_DEPTH: usize = 98;
 
 /// `RateLimitConfig` with encoded descriptors.
@@ -123,14 +123,14 @@ pub struct PartlyDecodedRateLimitConfig {
     /// Domain.
     #[prost(string, tag = "2")]
     pub domain: String,
-    /// Outermost descriptors, each a [`DescriptorFields`].
+    /// Outermost descriptors, each a [`PartlyDecodedDescriptor`].
     #[prost(bytes = "bytes", repeated, tag = "3")]
     pub descriptors: Vec<Bytes>,
 }
 
 /// `RateLimitDescriptor` with encoded descriptors below it.
 #[derive(Clone, PartialEq, Message)]
-pub struct DescriptorFields {
+pub struct PartlyDecodedDescriptor {
     /// Key.
     #[prost(string, tag = "1")]
     pub key: String,
@@ -140,7 +140,7 @@ pub struct DescriptorFields {
     /// Limit, if there is one.
     #[prost(message, optional, tag = "3")]
     pub rate_limit: Option<RateLimitPolicy>,
-    /// Descriptors below, each a [`DescriptorFields`].
+    /// Descriptors below, each a [`PartlyDecodedDescriptor`].
     #[prost(bytes = "bytes", repeated, tag = "4")]
     pub descriptors: Vec<Bytes>,
     /// The limit is in shadow mode.
@@ -157,7 +157,8 @@ pub struct DescriptorFields {
     pub metadata: Option<Struct>,
 }
 
-/// Decodes descriptors with all below them, of which there may be `descriptors_left`. `depth` is that of `encoded`, from 1.
+/// Decodes descriptors with all below them, at most `descriptors_left`, and subtracts their number. `depth` is that of `encoded`,
+/// from 1.
 ///
 /// # Errors
 /// A descriptor is not protobuf, they are more, or nest deeper than [`MAX_DESCRIPTOR_DEPTH`].
@@ -173,14 +174,14 @@ fn decode_descriptors(
         return Err(format!("descriptors nest deeper than {MAX_DESCRIPTOR_DEPTH} levels"));
     }
     let decode = |(index, encoded)| {
-        let mut fields = DescriptorFields::decode(encoded).map_err(|error| error.to_string())?;
+        let mut fields = PartlyDecodedDescriptor::decode(encoded).map_err(|error| error.to_string())?;
         let below = decode_descriptors(std::mem::take(&mut fields.descriptors), depth + 1, descriptors_left)?;
         Ok(DescriptorSpec { descriptors: below, ..convert_descriptor(index, fields) })
     };
     encoded.into_iter().enumerate().map(decode).collect()
 }
 
-fn convert_descriptor(index: usize, fields: DescriptorFields) -> DescriptorSpec {
+fn convert_descriptor(index: usize, fields: PartlyDecodedDescriptor) -> DescriptorSpec {
     DescriptorSpec {
         index,
         key: with_unknown_position(fields.key),

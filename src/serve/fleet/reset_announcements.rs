@@ -105,7 +105,7 @@ impl ResetReader {
 
     /// Passes messages of the stream, from about now on, to `apply` until Redis fails.
     async fn follow_resets_from_now(&mut self, apply: impl Fn(&[u8])) -> Result<(), KeyCommandError> {
-        let mut last = self.0.read_id_before(READ_START_OVERLAP).await?;
+        let mut last = self.0.read_start_id(READ_START_OVERLAP).await?;
         loop {
             let entries = self.0.read_after(&last, MAX_ENTRIES_PER_READ).await?;
             entries.iter().for_each(|entry| apply(&entry.value));

@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::messages::UnassignableReason;
-use super::room::count_places;
+use super::room::count_places_of_id;
 use crate::base::clock::{Clock, Time};
 use crate::telemetry::log_throttle::LogThrottle;
 
@@ -58,7 +58,7 @@ impl Buckets {
         self.by_id.len()
     }
 
-    /// Places that they take of the room for all.
+    /// Places that the buckets of this stream take.
     pub(super) const fn places(&self) -> usize {
         self.places
     }
@@ -85,7 +85,7 @@ impl Buckets {
             u32::try_from(self.slots.len() - 1).unwrap_or(u32::MAX)
         });
         let kind = BucketKind::Open { ends: Time::default(), is_matched: false };
-        self.places += count_places(&id);
+        self.places += count_places_of_id(&id);
         self.by_id.insert(id.clone(), index);
         self.slots[index as usize] =
             Some(Bucket { id, kind, rules_version: 0, may_change: false, used: now, reported: now });
@@ -95,7 +95,7 @@ impl Buckets {
     /// Removes the bucket at an index.
     pub(super) fn remove(&mut self, index: u32) -> Option<Bucket> {
         let bucket = self.slots.get_mut(index as usize)?.take()?;
-        self.places -= count_places(&bucket.id);
+        self.places -= count_places_of_id(&bucket.id);
         self.by_id.remove(&bucket.id);
         self.free.push(index);
         Some(bucket)

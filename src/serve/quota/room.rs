@@ -1,10 +1,10 @@
 //! Room for buckets: how many there may be, and how much of that one client gets.
 //!
-//! A client may have several times what is still free, so each leaves room for others, and one that is alone may have
-//! most. The address of the connection tells clients apart: a stranger can invent everything else.
+//! A client may have at most several times what is free, so some always stays free, and one that is alone may have most.
+//! The address of the connection tells clients apart: everything else can be forged.
 //!
 //! Decides: how many buckets proxies may have (`TOLLKEEPER_RLQS_MAX_BUCKETS`); one with a long id counts several times.
-//! Decides: how much of what is bounded one stream, and one client address, may have.
+//! Decides: the part of the places that one stream, and one client address, may have.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -12,15 +12,15 @@ use std::sync::Mutex;
 
 use crate::base::sharded::lock_ignoring_poison;
 
-/// How many times what is free a stream may have: four fifths of all if it is alone.
+/// A stream may have fewer places than this many times those that are free: four fifths of all if it is alone.
 const STREAM_TIMES_FREE: usize = 4;
-/// How many times what is free the streams of a client address may have: nine tenths of all if it is alone.
+/// The same for the streams of a client address: nine tenths of all if it is alone.
 const CLIENT_TIMES_FREE: usize = 9;
 /// Bytes of an id for which a bucket takes one place: 64 MB of ids with the default of 100 000 places.
 const ID_BYTES_OF_PLACE: usize = 640;
 
 /// Places that a bucket with this id takes.
-pub(super) fn count_places(id: &[u8]) -> usize {
+pub(super) fn count_places_of_id(id: &[u8]) -> usize {
     id.len().div_ceil(ID_BYTES_OF_PLACE).max(1)
 }
 
@@ -38,12 +38,12 @@ struct UsedRoom {
     places_by_client: HashMap<IpAddr, usize>,
 }
 
-/// True if one who has `own` of the `used` leaves room for others when it takes one more.
+/// True if one that has `own` of the `used` places may take one more.
 pub(super) const fn leaves_room(own: usize, used: usize, most: usize, times_free: usize) -> bool {
     used < most && own < (most - used).saturating_mul(times_free)
 }
 
-/// The same for the holders of a key, of one client address.
+/// The same for the holders of a key; `own` counts those of one client address.
 pub(super) const fn leaves_room_for_other_clients(own: usize, used: usize, most: usize) -> bool {
     leaves_room(own, used, most, CLIENT_TIMES_FREE)
 }
@@ -58,7 +58,7 @@ impl BucketRoom {
     pub(super) fn take(&self, client: IpAddr, of_stream: usize, places: usize) -> bool {
         let (used, most) = (&mut *lock_ignoring_poison(&self.used), self.most);
         let of_client = used.places_by_client.get(&client).copied().unwrap_or_default();
-        // With the last of the places.
+        // As if all of the places but one were taken.
         let used_before = used.places + places - 1;
         let has_room = [(of_stream, STREAM_TIMES_FREE), (of_client, CLIENT_TIMES_FREE)]
             .iter()

@@ -28,7 +28,7 @@ use super::evidence::DeliveryEvidence;
 use super::messages::{
     ReportField, ReportFields, UnassignableReason, elapsed_us, normalize_id, push_abandonment, push_assignment,
 };
-use super::room::count_places;
+use super::room::count_places_of_id;
 use super::service::QuotaService;
 use super::stream_handle::StreamHandle;
 use crate::base::clock::Time;
@@ -282,7 +282,7 @@ impl StreamTask {
         if let Some(index) = self.buckets.find(&encoded) {
             return Some(index);
         }
-        if !self.quota.room.take(self.handle.client, self.buckets.places(), count_places(&encoded)) {
+        if !self.quota.room.take(self.handle.client, self.buckets.places(), count_places_of_id(&encoded)) {
             log_too_many_buckets(&self.handle.peer, &self.domain, self.buckets.len());
             self.quota.stats.abandoned.add(1);
             if self.unwanted_bytes < MAX_UNWANTED_BYTES {
@@ -520,7 +520,7 @@ impl StreamTask {
 
     fn remove_bucket(&mut self, index: u32, now: Time) {
         let Some(bucket) = self.buckets.remove(index) else { return };
-        self.quota.room.give_back(self.handle.client, count_places(&bucket.id));
+        self.quota.room.give_back(self.handle.client, count_places_of_id(&bucket.id));
         if let BucketKind::Divided { key } = bucket.kind {
             self.quota.divisions.leave(key, &self.holder(index), now);
         }

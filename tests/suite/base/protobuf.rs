@@ -4,5 +4,5 @@ use crate::generated;
 
 #[test]
 fn protobuf_code_is_up_to_date() {
-    generated::assert_up_to_date(&generated::protobuf());
+    generated::assert_up_to_date(&generated::generate_protobuf_files());
 }

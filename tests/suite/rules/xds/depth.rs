@@ -14,7 +14,7 @@ use tollkeeper::rules::rule::rlconfig::format_rlconfig;
 use tollkeeper::rules::rule::set::RuleSet;
 use tollkeeper::rules::xds::refused_domains::compile_resources;
 use tollkeeper::rules::xds::resource::{
-    DescriptorFields, MAX_DESCRIPTOR_DEPTH, PartlyDecodedRateLimitConfig, RuleResource, parse_resources,
+    MAX_DESCRIPTOR_DEPTH, PartlyDecodedDescriptor, PartlyDecodedRateLimitConfig, RuleResource, parse_resources,
 };
 
 use tollkeeper::rules::compile::{RuleText, compile_texts};
@@ -133,17 +133,25 @@ fn domain_that_nests_too_deeply_is_refused_alone_and_by_name() {
 }
 
 /// The generated message of the same fields, whose descriptors are decoded.
-fn generated(fields: DescriptorFields) -> Result<RateLimitDescriptor, prost::DecodeError> {
-    let DescriptorFields { key, value, rate_limit, descriptors, shadow_mode, detailed_metric, quota_mode, metadata } =
-        fields;
-    let below = |encoded: Bytes| generated(DescriptorFields::decode(encoded)?);
+fn generated(fields: PartlyDecodedDescriptor) -> Result<RateLimitDescriptor, prost::DecodeError> {
+    let PartlyDecodedDescriptor {
+        key,
+        value,
+        rate_limit,
+        descriptors,
+        shadow_mode,
+        detailed_metric,
+        quota_mode,
+        metadata,
+    } = fields;
+    let below = |encoded: Bytes| generated(PartlyDecodedDescriptor::decode(encoded)?);
     let descriptors = descriptors.into_iter().map(below).collect::<Result<_, _>>()?;
     Ok(RateLimitDescriptor { key, value, rate_limit, descriptors, shadow_mode, detailed_metric, quota_mode, metadata })
 }
 
 fn generated_config(encoded: &[u8]) -> Result<RateLimitConfig, prost::DecodeError> {
     let PartlyDecodedRateLimitConfig { name, domain, descriptors } = PartlyDecodedRateLimitConfig::decode(encoded)?;
-    let decode = |encoded: Bytes| generated(DescriptorFields::decode(encoded)?);
+    let decode = |encoded: Bytes| generated(PartlyDecodedDescriptor::decode(encoded)?);
     Ok(RateLimitConfig { name, domain, descriptors: descriptors.into_iter().map(decode).collect::<Result<_, _>>()? })
 }
 
