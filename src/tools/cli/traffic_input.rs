@@ -15,6 +15,7 @@ use super::rule_files::{self, CheckedRules, TableFiles};
 use crate::base::text::escape_unprintable;
 use crate::rules::diagnostic::Diagnostics;
 use crate::rules::rule::set::RuleSet;
+use crate::rules::yaml::DocumentSelection;
 use crate::settings::Settings;
 use crate::settings::decision_log::{RedisStreamSettings, SinkSettings};
 use crate::settings::problem::SettingsError;
@@ -81,7 +82,7 @@ pub(super) fn compile_rules(
 ) -> Result<Arc<RuleSet>, CommandFailure> {
     let mut found = Diagnostics::default();
     let options = rule_files::build_compile_options(settings, None, &mut found);
-    let rules = CheckedRules::read_and_compile_with_replaced_tables(paths, &options, found, tables);
+    let rules = CheckedRules::read_and_compile_documents(paths, DocumentSelection::All, &options, found, tables);
     let problem = || format!("the rules of {flag} have errors\n{}", rules.format_problems().trim_end());
     match rules.set {
         Some(set) => Ok(Arc::new(set)),
