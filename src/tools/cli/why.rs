@@ -27,9 +27,10 @@ use crate::settings::Settings;
 use crate::settings::decision_log::HASH_KEY_VARIABLES;
 use crate::tools::replay::source::CountedInput;
 use crate::tools::why::asked_descriptor::{AskedDescriptor, format_entries};
-use crate::tools::why::bans_and_slots::{BanFacts, HeldSlot, HeldSlots};
 use crate::tools::why::descriptor_history::{DecisionFilter, DescriptorHistory, RuleChange};
-use crate::tools::why::rejection::{NeverPassesReason, Remedy, format_decider, format_limit, format_limit_origin};
+use crate::tools::why::rejection::{
+    BanFacts, NeverPassesReason, Remedy, format_decider, format_limit, format_limit_origin,
+};
 use crate::tools::why::results::{DecisionWithRemedies, LimitRemedies, WhyResults};
 use crate::tools::why::time_range::{AskedTime, TimeRange};
 
@@ -39,7 +40,7 @@ pub(super) struct Args {
     /// Domain of the rules
     #[arg(long, value_name = "DOMAIN")]
     domain: String,
-    /// All entries of a descriptor, outermost first. A backslash escapes `,` `=` and `\`
+    /// All entries of a descriptor, in any order. A backslash escapes `,` `=` and `\`
     #[arg(long, value_name = "K=V,K=V", value_parser = parse_descriptor)]
     descriptor: RateLimitDescriptor,
     /// Decision logs: files, plain or compressed (gzip), redis:STREAM, or - for standard input
@@ -391,18 +392,8 @@ fn format_limit_line(limit: &LimitRecord<'_>) -> String {
 
 /// Formats changes; the summary has `shadow_mode`.
 fn append_remedies_text(page: &mut String, rejected_by: &LimitRemedies) {
-    if let Some(ban) = &rejected_by.ban {
-        let _ = writeln!(page, "      {}", format_ban(ban));
-    }
-    if let Some(HeldSlots { seats, found, slots }) = &rejected_by.held {
-        let _ = writeln!(
-            page,
-            "      {seats} seats were taken; the logs have {}:",
-            format_with_noun(*found as u64, "slot")
-        );
-        for HeldSlot { id, holder, since } in slots {
-            let _ = writeln!(page, "        slot {id} of {holder} since {} UTC", format_moment(since));
-        }
+    if let Some(BanFacts { since, until, .. }) = &rejected_by.ban {
+        let _ = writeln!(page, "      banned from {} until {} UTC", format_moment(since), format_moment(until));
     }
     for remedy in &rejected_by.remedies {
         let text = match remedy {
@@ -431,31 +422,6 @@ fn append_remedies_text(page: &mut String, rejected_by: &LimitRemedies) {
         };
         let _ = writeln!(page, "      would have passed {text}");
     }
-}
-
-/// Formats a ban: until when it lasts, and the rejections that began it.
-fn format_ban(ban: &BanFacts) -> String {
-    let BanFacts { since, until, ban: _, after, found, rejections } = ban;
-    let mut text = format!("banned from {} until {} UTC, begun by ", format_moment(since), format_moment(until));
-    match (rejections.as_slice(), after) {
-        ([], _) => text += "rejections that the logs do not have",
-        ([only], 1) => text += &format!("the rejection at {}", format_time_of_day(only)),
-        ([first, .., last], _) => {
-            text += &format!("{found} rejections, ");
-            let shown = if rejections.len() < *found { "the last of them from" } else { "from" };
-            text += &format!("{shown} {} to {}", format_time_of_day(first), format_time_of_day(last));
-        }
-        ([only], _) => text += &format!("{found} rejection, at {}", format_time_of_day(only)),
-    }
-    if !rejections.is_empty() && (*found as u64) < *after {
-        text += &format!(" (the logs have {found} of {after})");
-    }
-    text
-}
-
-/// Formats the time of day of a moment: `10:05:30.000000`.
-fn format_time_of_day(time: &str) -> &str {
-    time.get(DATE_CHARS + 1..).unwrap_or_default().trim_end_matches('Z')
 }
 
 /// Formats a delay, with the bounds on it that must be raised. `max_wait_us` is that of the rule, if it must.
