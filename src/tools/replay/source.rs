@@ -154,11 +154,7 @@ enum SourceFormat {
 struct LogSource {
     reader: RecordReader,
     converter: RecordConverter,
-    /// Location to read again; `None` if the input can be read only once.
-    location: Option<TrafficLocation>,
     is_start: bool,
-    /// Request that follows the header that was found for it.
-    waiting: Option<RecordedRequest>,
     sorted: ReorderBuffer,
     /// Header that follows the requests being sorted.
     next_header: Option<TrafficEvent>,
@@ -203,9 +199,7 @@ impl TrafficSource {
             None => SourceFormat::Log(Box::new(LogSource {
                 reader: RecordReader::new(&name, input)?,
                 converter: RecordConverter::new(Arc::clone(&options.cache), options.behaviour.clone()),
-                location: Some(location.clone()).filter(TrafficLocation::can_be_read_again),
                 is_start: true,
-                waiting: None,
                 sorted: ReorderBuffer::new(MAX_UNSORTED_DECISIONS, MAX_DISORDER_US),
                 next_header: None,
             })),
@@ -291,14 +285,6 @@ impl TrafficLocation {
             },
         }
     }
-
-    /// True if the same bytes can be read a second time: not those of standard input or a pipe.
-    fn can_be_read_again(&self) -> bool {
-        match self {
-            Self::Stream(_) => true,
-            Self::File(path) => path != Path::new("-") && path.is_file(),
-        }
-    }
 }
 
 impl LogSource {
@@ -326,10 +312,7 @@ impl LogSource {
     }
 
     fn read_event(&mut self, name: &str) -> Result<Option<TrafficEvent>, SourceError> {
-        if let Some(request) = self.waiting.take() {
-            return Ok(Some(TrafficEvent::Request(request)));
-        }
-        let Self { reader, converter, location, is_start, waiting, .. } = self;
+        let Self { reader, converter, is_start, .. } = self;
         let line = reader.line_number() + 1;
         let unusable = |problem| SourceError::Unusable { name: name.to_owned(), line, problem };
         let record = match reader.next_record() {
@@ -340,21 +323,7 @@ impl LogSource {
         let event = match record {
             None => return Ok(None),
             Some(Record::Decision(decision)) => {
-                if converter.needs_headers_read_ahead(&decision)
-                    && let Some(location) = location
-                {
-                    let headers = RecordReader::new(name, location.open_input()?)?;
-                    converter.read_headers_ahead(headers).map_err(unusable)?;
-                }
-                let header = converter.take_header_read_ahead(&decision).map_err(unusable)?;
-                let request = converter.convert_decision(&decision).map_err(unusable)?;
-                match header {
-                    Some(header) => {
-                        *waiting = Some(request);
-                        TrafficEvent::Header(Box::new(header))
-                    }
-                    None => TrafficEvent::Request(request),
-                }
+                TrafficEvent::Request(converter.convert_decision(&decision).map_err(unusable)?)
             }
             Some(Record::Header(header)) => {
                 TrafficEvent::Header(Box::new(converter.convert_header(*header).map_err(unusable)?))

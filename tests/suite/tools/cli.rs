@@ -359,9 +359,8 @@ OK
     assert!(untimed(&several.stdout).ends_with("\n3 OK, 2 OVER_LIMIT\n"), "{}", several.stdout);
 
     let many = call(&server, &["--descriptor", "a=many", "--count", "300"]);
-    let numbers: Vec<&str> =
-        many.stdout.lines().skip(1).take(5).filter_map(|line| line.split_whitespace().next()).collect();
-    assert_eq!(numbers, ["1", "...", "4", "...", "300"], "{}", many.stdout);
+    let rows: Vec<&str> = many.stdout.lines().filter(|line| line.contains(" a=many ")).collect();
+    assert_eq!((rows.len(), rows[19].split_whitespace().next()), (20, Some("20")), "{}", many.stdout);
     assert!(untimed(&many.stdout).ends_with("\n3 OK, 297 OVER_LIMIT\n"), "{}", many.stdout);
 }
 
