@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use super::chart::{chart_width, format_timeline_chart};
@@ -13,15 +13,13 @@ use super::print::{
     CommandOutcome, ProgressLine, fail_if_unwritten, format_micros, format_seconds, format_with_noun,
     format_with_share, print_error, print_to_stdout,
 };
-use super::rule_files::{TableFiles, read_settings_or_defaults};
 use super::traffic_input::{
-    CommandFailure, ReadProgress, check_table_names, compile_rules, list_limit_paths, open_traffic, parse_memory_size,
-    parse_table_argument, read_field_map, refuse_report_flag, refuse_rules_on_hashed_values, suggest_similar_paths,
+    CommandFailure, ReadTraffic, TrafficArgs, TrafficSetup, list_limit_paths, print_failure,
+    refuse_rules_on_hashed_values, suggest_similar_paths,
 };
 use crate::base::text::{escape_unprintable, to_pretty_json};
 use crate::base::text_table::{NumberAlignment, format_table};
 use crate::rules::rule::set::RuleSet;
-use crate::settings::value::number::ByteSize;
 use crate::tools::recommend::demand::{CollectedDemand, CollectorOptions, DemandCollector, ExistingLimit};
 use crate::tools::recommend::recommendation::{Recommendation, RejectedKeysGoal, SearchProgress, recommend_limits};
 use crate::tools::recommend::results::{
@@ -29,9 +27,8 @@ use crate::tools::recommend::results::{
 };
 use crate::tools::recommend::results_builder::{RecommendationParts, TrafficBasis};
 use crate::tools::recommend::verifier::Verifier;
-use crate::tools::replay::merge::MAX_TRAFFIC_FILES;
 use crate::tools::replay::replayer::{ReplayOptions, ReplayRules};
-use crate::tools::replay::source::{SourceOptions, SourceSummary, TrafficEvent};
+use crate::tools::replay::source::{SourceOptions, TrafficEvent};
 use crate::tools::simulate::warnings;
 
 /// Arguments of `recommend`.
@@ -40,33 +37,11 @@ pub(super) struct Args {
     /// Path of the limit, as in /rlconfig, such as shop.login
     #[arg(long, value_name = "PATH")]
     rule: String,
-    /// Decision logs: files, plain or compressed (gzip), redis:STREAM, or - for standard input
-    #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
-    traffic: Vec<PathBuf>,
+    #[command(flatten)]
+    traffic: TrafficArgs,
     /// Keys that may be rejected: a share with %, or a number
     #[arg(long, value_name = "SHARE", default_value = "0.1%", value_parser = parse_rejected_keys_goal)]
     rejected_keys: RejectedKeysGoal,
-    /// Rules with the limit, in place of the recorded ones
-    #[arg(long, value_name = "FILE", num_args = 1..)]
-    rules: Vec<PathBuf>,
-    /// Use this file for a table of the rules, in place of the one that they name; repeatable
-    #[arg(long, value_name = "NAME=FILE", requires = "rules", value_parser = parse_table_argument)]
-    table: Vec<(String, PathBuf)>,
-    /// Mapping of the fields of an access log (JSON lines) or of CSV to requests, in YAML
-    #[arg(long, value_name = "FILE", requires = "rules")]
-    map: Option<PathBuf>,
-    /// Removed
-    #[arg(long, value_name = "FILE", hide = true)]
-    report: Option<PathBuf>,
-    /// Write the results as one JSON object
-    #[arg(long)]
-    json: bool,
-    /// Memory of the recorded charges, and of the counters of each replay
-    #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = parse_memory_size)]
-    memory: ByteSize,
-    /// Number of keys that are read; further ones are left out
-    #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = clap::value_parser!(u32).range(1..))]
-    max_keys: u32,
 }
 
 pub(super) const HELP: &str = "\
@@ -110,13 +85,7 @@ fn parse_rejected_keys_goal(text: &str) -> Result<RejectedKeysGoal, String> {
 
 /// Recommends, and prints the results.
 pub(super) fn run(args: &Args) -> CommandOutcome {
-    match recommend_from_traffic(args) {
-        Ok(outcome) => outcome,
-        Err(CommandFailure { outcome, problem }) => {
-            print_error(problem);
-            outcome
-        }
-    }
+    print_failure(recommend_from_traffic(args))
 }
 
 /// Traffic and rules of the command.
@@ -130,21 +99,13 @@ struct RecommendInput<'a> {
 }
 
 fn recommend_from_traffic(args: &Args) -> Result<CommandOutcome, CommandFailure> {
-    check_flag_combination(args)?;
-    let settings = read_settings_or_defaults();
-    let map = args.map.as_deref().map(read_field_map).transpose()?;
-    let tables: TableFiles = args.table.iter().cloned().collect();
-    let fixed =
-        (!args.rules.is_empty()).then(|| compile_rules("--rules", &args.rules, &settings, &tables)).transpose()?;
-    check_table_names(&args.table, fixed.as_deref())?;
-    let replay = ReplayOptions { memory_bytes: args.memory.0, behaviour: Arc::new(settings.decisions.clone()) };
+    let TrafficSetup { rules: fixed, replay, sources, .. } = args.traffic.prepare(&[])?;
     let rule_sets: Vec<_> = fixed.iter().cloned().collect();
     if !rule_sets.is_empty() {
         check_limit_path(&args.rule, &rule_sets)?;
     }
     let rules = fixed.map_or(ReplayRules::Recorded, ReplayRules::Fixed);
-    let mut input =
-        RecommendInput { args, sources: SourceOptions::new(map, settings.decisions), rules, replay, rule_sets };
+    let mut input = RecommendInput { args, sources, rules, replay, rule_sets };
     let (collected, basis) = input.collect_demand()?;
     check_limit_path(&args.rule, &input.rule_sets)?;
     let Some(asked) = collected.demand.asked.clone() else {
@@ -158,12 +119,12 @@ fn recommend_from_traffic(args: &Args) -> Result<CommandOutcome, CommandFailure>
 impl RecommendInput<'_> {
     /// Reads the demand on the limit.
     fn collect_demand(&mut self) -> Result<(CollectedDemand, TrafficBasis), CommandFailure> {
-        let options = CollectorOptions { replay: self.replay.clone(), max_keys: self.args.max_keys as usize };
+        let options = CollectorOptions { replay: self.replay.clone(), max_keys: self.args.traffic.max_keys as usize };
         let mut collector = DemandCollector::new(&self.args.rule, self.rules.clone(), &options);
         let mut is_cut = false;
         let rule_sets = &mut self.rule_sets;
         let is_fixed = matches!(self.rules, ReplayRules::Fixed(_));
-        let summary = read_traffic(&self.args.traffic, &self.sources, |event| {
+        let ReadTraffic { summary, .. } = self.args.traffic.read_traffic(&self.sources, |event| {
             match event {
                 TrafficEvent::Request(request) => is_cut = !collector.add_request(request)?,
                 TrafficEvent::Header(header) => {
@@ -206,7 +167,7 @@ impl RecommendInput<'_> {
             basis,
             recommendation: &recommendation,
         });
-        if self.args.traffic.iter().any(|path| path == Path::new("-")) {
+        if self.args.traffic.traffic.iter().any(|path| path == Path::new("-")) {
             results.warnings.push("standard input can be read only once: the limits are not verified".to_owned());
             return Ok(results);
         }
@@ -224,7 +185,7 @@ impl RecommendInput<'_> {
     /// Replays the first `requests` requests again.
     fn verify_limits(&self, mut verifier: Verifier, requests: u64) -> Result<Verifier, CommandFailure> {
         let mut left = requests;
-        read_traffic(&self.args.traffic, &self.sources, |event| {
+        self.args.traffic.read_traffic(&self.sources, |event| {
             match event {
                 TrafficEvent::Request(request) => {
                     verifier.replay_request(request)?;
@@ -246,29 +207,8 @@ fn add_rule_set_if_new(rule_sets: &mut Vec<Arc<RuleSet>>, rules: Option<&Arc<Rul
     }
 }
 
-/// Reads traffic until `each` returns false, and shows progress.
-fn read_traffic(
-    paths: &[PathBuf],
-    sources: &SourceOptions,
-    mut each: impl FnMut(&TrafficEvent) -> Result<bool, CommandFailure>,
-) -> Result<SourceSummary, CommandFailure> {
-    let mut progress = ReadProgress::start(paths);
-    let mut traffic = open_traffic(paths, sources, &progress.bytes)?;
-    let mut events: u64 = 0;
-    while let Some(event) = traffic.next_event()? {
-        events += 1;
-        if events.is_multiple_of(1 << 14) {
-            progress.show();
-        }
-        if !each(event)? {
-            break;
-        }
-    }
-    Ok(traffic.summary())
-}
-
 fn print_results(args: &Args, results: &RecommendationResults) -> Result<CommandOutcome, CommandFailure> {
-    let text = if args.json { to_pretty_json(results)? + "\n" } else { format_results(results) };
+    let text = if args.traffic.json { to_pretty_json(results)? + "\n" } else { format_results(results) };
     let is_found = results.limits.iter().any(|limit| limit.recommended);
     let outcome = fail_if_unwritten(
         print_to_stdout(text),
@@ -278,20 +218,6 @@ fn print_results(args: &Args, results: &RecommendationResults) -> Result<Command
         print_error("no limit rejects so few keys (raise --rejected-keys)");
     }
     Ok(outcome)
-}
-
-/// Checks the combination of flags.
-fn check_flag_combination(args: &Args) -> Result<(), CommandFailure> {
-    refuse_report_flag(args.report.as_deref())?;
-    let reads = [&args.traffic, &args.rules].into_iter().flatten();
-    let problem = if args.traffic.len() > MAX_TRAFFIC_FILES {
-        format!("--traffic has more than {MAX_TRAFFIC_FILES} files (read them in parts)")
-    } else if reads.filter(|path| *path == Path::new("-")).count() > 1 {
-        "standard input (-) can be read only once".to_owned()
-    } else {
-        return Ok(());
-    };
-    Err(CommandFailure::usage_error(problem))
 }
 
 /// Maximum number of limits of plans that a message names.

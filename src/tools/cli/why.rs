@@ -2,30 +2,29 @@
 //!
 //! Decides: options of `why`: `--window`, `--max`; which logs `why --log` opens: no rotated files.
 
+use std::env;
 use std::fmt::Write as _;
-use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
-use std::{env, io};
 
 use super::print::{
     CommandOutcome, escape_and_shorten, fail_if_unwritten, format_micros, format_with_noun, print_error,
     print_to_stdout,
 };
 use super::request_flags::{parse_descriptor, parse_duration};
-use super::traffic_input::{ReadProgress, read_stream_settings};
+use super::traffic_input::{CommandFailure, ReadProgress, parse_log_location};
 use crate::base::clock::to_micros;
 use crate::base::pb::RateLimitDescriptor;
 use crate::base::text::{escape_unprintable, to_pretty_json};
 use crate::decide::log::reader::{ReadError, RecordReader};
 use crate::decide::log::record::{DescriptorRecord, LimitRecord, RecordedVerdict};
-use crate::decide::log::redis_stream::{EntryRange, StreamInput};
+use crate::decide::log::redis_stream::EntryRange;
 use crate::decide::log::value_form::ValueForm;
 use crate::limit::request::Entry;
 use crate::settings::Settings;
 use crate::settings::decision_log::HASH_KEY_VARIABLES;
-use crate::tools::replay::source::CountedInput;
+use crate::tools::replay::source::{CountedInput, TrafficLocation};
 use crate::tools::why::asked_descriptor::{AskedDescriptor, format_entries};
 use crate::tools::why::descriptor_history::{DecisionFilter, DescriptorHistory, RuleChange};
 use crate::tools::why::rejection::{
@@ -107,8 +106,8 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
     let mut outcome = CommandOutcome::Success;
     for path in &args.log {
         let added = open_log(path, range).and_then(|log| add_records_of_log(log, &mut history));
-        if let Err(problem) = added {
-            print_error(escape_unprintable(&problem));
+        if let Err(CommandFailure { problem, .. }) = added {
+            print_error(problem);
             outcome = CommandOutcome::Failure;
         }
     }
@@ -132,28 +131,15 @@ fn read_hashed_value_form() -> Result<Option<ValueForm>, String> {
 }
 
 /// Opens a log. Of a stream, only the part around an instant is read.
-fn open_log(path: &Path, range: TimeRange) -> Result<OpenLog, String> {
+fn open_log(path: &Path, range: TimeRange) -> Result<OpenLog, CommandFailure> {
+    let location = parse_log_location("--log", path)?;
     let progress = ReadProgress::start(&[path.to_owned()]);
-    let bytes = Arc::clone(&progress.bytes);
-    let mut is_partial = false;
-    let reader = match path.to_str() {
-        Some("-") => RecordReader::new("standard input", CountedInput { input: io::stdin(), bytes }),
-        Some(text) if text.starts_with("redis:") => {
-            let in_stream = |problem: String| format!("{text}: {problem}");
-            let settings = read_stream_settings(&text["redis:".len()..], None).map_err(in_stream)?;
-            is_partial = range.bounds().is_some();
-            let entries = range
-                .bounds()
-                .map_or(EntryRange::ALL, |range| EntryRange::around_decision_times(range.from_us, range.to_us));
-            let input = StreamInput::open(&settings, entries).map_err(|error| in_stream(error.to_string()))?;
-            RecordReader::new(text, CountedInput { input, bytes })
-        }
-        _ => {
-            let file = File::open(path).map_err(|error| format!("{}: cannot be opened: {error}", path.display()))?;
-            RecordReader::new(&path.display().to_string(), CountedInput { input: file, bytes })
-        }
-    };
-    Ok(OpenLog { reader: reader.map_err(|error| error.to_string())?, progress, is_partial })
+    let bounds = range.bounds().filter(|_| matches!(location, TrafficLocation::Stream(_)));
+    let entries =
+        bounds.map_or(EntryRange::ALL, |bounds| EntryRange::around_decision_times(bounds.from_us, bounds.to_us));
+    let input = CountedInput { input: location.open_input(entries)?, bytes: Arc::clone(&progress.bytes) };
+    let reader = RecordReader::new(&location.name(), input)?;
+    Ok(OpenLog { reader, progress, is_partial: bounds.is_some() })
 }
 
 /// A log that is read, with its progress.
@@ -165,7 +151,7 @@ struct OpenLog {
 }
 
 /// Adds all records of a log. Invalid lines are left out and told.
-fn add_records_of_log(log: OpenLog, history: &mut DescriptorHistory<'_>) -> Result<(), String> {
+fn add_records_of_log(log: OpenLog, history: &mut DescriptorHistory<'_>) -> Result<(), CommandFailure> {
     let OpenLog { mut reader, mut progress, is_partial } = log;
     if is_partial {
         history.mark_partially_read();
@@ -185,11 +171,11 @@ fn add_records_of_log(log: OpenLog, history: &mut DescriptorHistory<'_>) -> Resu
                 invalid += 1;
                 first_problem.get_or_insert(error);
             }
-            Err(error) => return Err(error.to_string()),
+            Err(error) => return Err(error.into()),
         }
     }
     match first_problem {
-        Some(error) if records == 0 => return Err(error.to_string()),
+        Some(error) if records == 0 => return Err(error.into()),
         Some(error) => history.add_problem(format!("{invalid} lines are left out; the first: {error}")),
         None => {}
     }

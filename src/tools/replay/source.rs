@@ -187,7 +187,7 @@ impl TrafficSource {
         bytes: Arc<AtomicU64>,
     ) -> Result<Self, SourceError> {
         let name = location.name();
-        let input = CountedInput { input: location.open_input()?, bytes };
+        let input = CountedInput { input: location.open_input(EntryRange::ALL)?, bytes };
         let unusable = |line, problem| SourceError::Unusable { name: name.clone(), line, problem };
         let format = match &options.map {
             Some(map) => {
@@ -264,7 +264,7 @@ impl TrafficSource {
 
 impl TrafficLocation {
     /// Name in messages.
-    fn name(&self) -> String {
+    pub fn name(&self) -> String {
         match self {
             Self::Stream(stream) => format!("redis:{}", stream.key),
             Self::File(path) if path == Path::new("-") => "standard input".to_owned(),
@@ -272,9 +272,13 @@ impl TrafficLocation {
         }
     }
 
-    fn open_input(&self) -> Result<Box<dyn Read + Send>, SourceError> {
+    /// Opens the file, or these entries of the stream.
+    ///
+    /// # Errors
+    /// It cannot be opened or read.
+    pub fn open_input(&self, entries: EntryRange) -> Result<Box<dyn Read + Send>, SourceError> {
         match self {
-            Self::Stream(stream) => match StreamInput::open(stream, EntryRange::ALL) {
+            Self::Stream(stream) => match StreamInput::open(stream, entries) {
                 Ok(input) => Ok(Box::new(input)),
                 Err(error) => Err(SourceError::UnreadStream { key: stream.key.clone(), error }),
             },
