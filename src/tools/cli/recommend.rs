@@ -5,13 +5,12 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
-use std::path::Path;
 use std::sync::Arc;
 
 use super::chart::{chart_width, format_timeline_chart};
 use super::print::{
-    CommandOutcome, ProgressLine, fail_if_unwritten, format_micros, format_seconds, format_with_noun,
-    format_with_share, print_error, print_to_stdout,
+    CommandOutcome, fail_if_unwritten, format_seconds, format_with_noun, format_with_share, print_error,
+    print_to_stdout,
 };
 use super::traffic_input::{
     CommandFailure, ReadTraffic, TrafficArgs, TrafficSetup, list_limit_paths, print_failure,
@@ -20,13 +19,12 @@ use super::traffic_input::{
 use crate::base::text::{escape_unprintable, to_pretty_json};
 use crate::base::text_table::{NumberAlignment, format_table};
 use crate::rules::rule::set::RuleSet;
-use crate::tools::recommend::demand::{CollectedDemand, CollectorOptions, DemandCollector, ExistingLimit};
-use crate::tools::recommend::recommendation::{Recommendation, RejectedKeysGoal, SearchProgress, recommend_limits};
+use crate::tools::recommend::demand::{CollectorOptions, DemandCollector, LimitDemand};
+use crate::tools::recommend::recommendation::{RejectedKeysGoal, recommend_limits};
 use crate::tools::recommend::results::{
-    CurvePoint, PeakUseResults, RecommendationResults, RecordedRejections, SmallestLimit, TrafficBasisResults,
+    PeakUseResults, RecommendationResults, RecordedRejections, TrafficBasisResults,
 };
 use crate::tools::recommend::results_builder::{RecommendationParts, TrafficBasis};
-use crate::tools::recommend::verifier::Verifier;
 use crate::tools::replay::replayer::{ReplayOptions, ReplayRules};
 use crate::tools::replay::source::{SourceOptions, TrafficEvent};
 use crate::tools::simulate::warnings;
@@ -45,12 +43,11 @@ pub(super) struct Args {
 }
 
 pub(super) const HELP: &str = "\
-Finds, for each algorithm and period, the smallest limit that rejects at most a share of the keys at least once, by \
-replaying the recorded requests of each key through the algorithm. Then it replays all traffic under the limits found, \
-to verify them. Nothing is sent anywhere.
+Shows the peak use of the keys in any span of each period, and finds the smallest limit that rejects at most a share of \
+the keys at least once, by replaying the recorded requests of each key through the algorithm of the rule. Nothing is sent \
+anywhere.
 
-Requests that were rejected when they were recorded are part of the use. For token_bucket and leaky_bucket, the bucket \
-or queue may hold a multiple of the limit in the search, and is then reduced as far as the share allows.
+Requests that were rejected when they were recorded are part of the use. A bucket or queue holds as many as the limit.
 
 A chart shows when the recommended limit admits and rejects requests, as that of `tollkeeper simulate`.
 
@@ -106,19 +103,28 @@ fn recommend_from_traffic(args: &Args) -> Result<CommandOutcome, CommandFailure>
     }
     let rules = fixed.map_or(ReplayRules::Recorded, ReplayRules::Fixed);
     let mut input = RecommendInput { args, sources, rules, replay, rule_sets };
-    let (collected, basis) = input.collect_demand()?;
+    let (demand, basis) = input.collect_demand()?;
     check_limit_path(&args.rule, &input.rule_sets)?;
-    let Some(asked) = collected.demand.asked.clone() else {
+    let Some(asked) = demand.asked.clone() else {
         let problem = escape_unprintable(&format!("no request of the traffic charged {}", args.rule));
         return Err(CommandFailure { outcome: CommandOutcome::Failure, problem });
     };
-    let results = input.search_and_verify(collected, &asked, &basis)?;
+    let entries = input.rule_sets.iter().rev().find_map(|rules| rules.find_rule_path(&asked.rule));
+    let results = RecommendationResults::new(RecommendationParts {
+        path: &args.rule,
+        entries: entries.as_ref(),
+        demand: &demand,
+        asked: &asked,
+        goal: args.rejected_keys,
+        basis: &basis,
+        recommendation: &recommend_limits(&demand, &asked, args.rejected_keys),
+    });
     print_results(args, &results)
 }
 
 impl RecommendInput<'_> {
     /// Reads the demand on the limit.
-    fn collect_demand(&mut self) -> Result<(CollectedDemand, TrafficBasis), CommandFailure> {
+    fn collect_demand(&mut self) -> Result<(LimitDemand, TrafficBasis), CommandFailure> {
         let options = CollectorOptions { replay: self.replay.clone(), max_keys: self.args.traffic.max_keys as usize };
         let mut collector = DemandCollector::new(&self.args.rule, self.rules.clone(), &options);
         let mut is_cut = false;
@@ -145,59 +151,6 @@ impl RecommendInput<'_> {
         let basis = TrafficBasis::new(&collector, is_cut, warnings::collect_input_warnings(&collector.log, &summary));
         Ok((collector.finish(), basis))
     }
-
-    /// Searches, and verifies what was found.
-    fn search_and_verify(
-        &self,
-        CollectedDemand { demand, keys }: CollectedDemand,
-        asked: &ExistingLimit,
-        basis: &TrafficBasis,
-    ) -> Result<RecommendationResults, CommandFailure> {
-        let mut line = ProgressLine::start();
-        let progress = |SearchProgress { done, of }| line.show(|| format!("searched {done} of {of} kinds of limits"));
-        let recommendation = recommend_limits(&demand, asked, self.args.rejected_keys, progress);
-        drop(line);
-        let entries = self.rule_sets.iter().rev().find_map(|rules| rules.find_rule_path(&asked.rule));
-        let mut results = RecommendationResults::new(RecommendationParts {
-            path: &self.args.rule,
-            entries: entries.as_ref(),
-            demand: &demand,
-            asked,
-            goal: self.args.rejected_keys,
-            basis,
-            recommendation: &recommendation,
-        });
-        if self.args.traffic.traffic.iter().any(|path| path == Path::new("-")) {
-            results.warnings.push("standard input can be read only once: the limits are not verified".to_owned());
-            return Ok(results);
-        }
-        let limits = |recommendation: &Recommendation| {
-            recommendation.candidates.iter().filter_map(|candidate| candidate.limit).collect()
-        };
-        let rules = self.rules.clone();
-        let verifier = Verifier::new(asked, limits(&recommendation), keys, rules, self.replay.clone());
-        let verifier = self.verify_limits(verifier, basis.requests)?;
-        results.add_verification(verifier.verified_figures(), verifier.counter_losses());
-        results.timeline = verifier.recommended_timeline();
-        Ok(results)
-    }
-
-    /// Replays the first `requests` requests again.
-    fn verify_limits(&self, mut verifier: Verifier, requests: u64) -> Result<Verifier, CommandFailure> {
-        let mut left = requests;
-        self.args.traffic.read_traffic(&self.sources, |event| {
-            match event {
-                TrafficEvent::Request(request) => {
-                    verifier.replay_request(request)?;
-                    left -= 1;
-                }
-                TrafficEvent::Header(header) => verifier.apply_header(header)?,
-                TrafficEvent::Dropped(_) => {}
-            }
-            Ok(left > 0)
-        })?;
-        Ok(verifier)
-    }
 }
 
 /// Adds a rule set that is new.
@@ -209,13 +162,13 @@ fn add_rule_set_if_new(rule_sets: &mut Vec<Arc<RuleSet>>, rules: Option<&Arc<Rul
 
 fn print_results(args: &Args, results: &RecommendationResults) -> Result<CommandOutcome, CommandFailure> {
     let text = if args.traffic.json { to_pretty_json(results)? + "\n" } else { format_results(results) };
-    let is_found = results.limits.iter().any(|limit| limit.recommended);
+    let is_found = !results.limits.is_empty();
     let outcome = fail_if_unwritten(
         print_to_stdout(text),
         if is_found { CommandOutcome::Success } else { CommandOutcome::Failure },
     );
     if !is_found {
-        print_error("no limit rejects so few keys (raise --rejected-keys)");
+        print_error("no limit rejects so few keys (raise --rejected-keys, or give --rules with another algorithm)");
     }
     Ok(outcome)
 }
@@ -240,7 +193,7 @@ fn check_limit_path(path: &str, rule_sets: &[Arc<RuleSet>]) -> Result<(), Comman
     let of_rule = rules().find(|compiled| compiled.rule.path == path);
     let problem = if is_concurrent {
         format!(
-            "--rule {path}: the limit is concurrent, and recommend searches numbers of requests per period (simulate \
+            "--rule {path}: the limit is concurrent, and recommend finds numbers of requests per period (simulate \
              replays a concurrent limit with another number)"
         )
     } else if of_rule.is_some_and(|compiled| compiled.rule.plan.is_some()) {
@@ -257,11 +210,6 @@ fn check_limit_path(path: &str, rule_sets: &[Arc<RuleSet>]) -> Result<(), Comman
     };
     Err(CommandFailure::usage_error(escape_unprintable(&problem)))
 }
-
-/// Shares of rejected keys in the text plot, in percent.
-const CURVE_PERCENTS: [f64; 9] = [50.0, 20.0, 10.0, 5.0, 2.0, 1.0, 0.5, 0.1, 0.0];
-/// Width of a bar that stands for all keys.
-const BAR_WIDTH: f64 = 40.0;
 
 /// Formats the results.
 fn format_results(results: &RecommendationResults) -> String {
@@ -287,9 +235,7 @@ fn format_results(results: &RecommendationResults) -> String {
         let periods: Vec<&str> = results.left_out_periods.iter().map(|left_out| &*left_out.period).collect();
         line("left out", format!("{}: {}", periods.join(", "), first.reason));
     }
-    page += &format_peak_use_table(&results.uses);
-    page += &format_smallest_limits(results);
-    page += &format_rejection_curve(results);
+    page += &format_limits_by_period(results);
     if let Some(timeline) = &results.timeline {
         page += &format_timeline_chart("under the recommended limit", timeline, &basis.last, chart_width());
     }
@@ -333,64 +279,20 @@ fn format_already_rejected(already: &RecordedRejections) -> String {
     escape_unprintable(&text)
 }
 
-fn format_peak_use_table(uses: &[PeakUseResults]) -> String {
+/// Formats the peak use of each period, and its smallest limit.
+fn format_limits_by_period(results: &RecommendationResults) -> String {
     let row = |used: &PeakUseResults| {
+        let found = results.limits.iter().find(|limit| limit.period == used.period);
+        let mark = if found.is_some_and(|limit| limit.recommended) { " *" } else { "" };
+        let limit = found.map_or_else(|| "none".to_owned(), |limit| limit.requests_per_unit.to_string());
+        let rejected = found.map(|limit| format_with_share(limit.rejected_keys, results.basis.keys));
         let numbers = [used.p50, used.p90, used.p99, used.max].map(|number| number.to_string());
-        [format!("any {}", used.period)].into_iter().chain(numbers).collect::<Vec<_>>()
+        let period = format!("any {}{mark}", used.period);
+        [period].into_iter().chain(numbers).chain([limit, rejected.unwrap_or_default()]).collect::<Vec<_>>()
     };
-    format!(
-        "\n{}",
-        format_table(&["HITS PER KEY IN", "P50", "P90", "P99", "MAX"], uses.iter().map(row), NumberAlignment::Left)
-    )
-}
-
-fn format_smallest_limits(results: &RecommendationResults) -> String {
-    let keys = results.basis.keys;
-    let row = |limit: &SmallestLimit| {
-        let mark = if limit.recommended { " *" } else { "" };
-        let number = |number: Option<u32>| number.map_or_else(String::new, |number| number.to_string());
-        let rejected = format_with_share(limit.rejected_keys, keys);
-        let rejected = match (&limit.verified, limit.requests_per_unit) {
-            (_, None) => format!("at least {rejected}"),
-            (Some(verified), _) if verified.rejected_keys == limit.rejected_keys => format!("{rejected}, verified"),
-            (Some(verified), _) => format!("{rejected}, replay: {}", verified.rejected_keys),
-            (None, _) => rejected,
-        };
-        vec![
-            format!("{}{mark}", limit.algorithm),
-            limit.period.clone(),
-            limit.requests_per_unit.map_or_else(|| "none".to_owned(), |limit| limit.to_string()),
-            number(limit.bucket_size.or(limit.queue_size)),
-            rejected,
-            limit
-                .verified
-                .map_or_else(String::new, |verified| format_with_share(verified.rejected_requests, verified.requests)),
-        ]
-    };
-    let headings = ["ALGORITHM", "PERIOD", "LIMIT", "BUCKET", "REJECTED KEYS", "REJECTED REQUESTS"];
-    let table = format_table(&headings, results.limits.iter().map(row), NumberAlignment::Left);
-    let mut page = format!("\n{table}");
-    if results.yaml.is_some() {
-        page += "* recommended: the algorithm and the period of the rule come first\n";
-    }
-    // Writing to a String does not fail.
-    let _ = writeln!(page, "leaky_bucket: callers wait for {} at most", format_micros(results.basis.max_delay_us));
-    page
-}
-
-/// Formats the smallest limit for several shares of rejected keys, with bars.
-fn format_rejection_curve(results: &RecommendationResults) -> String {
-    let mut points: Vec<&CurvePoint> = Vec::new();
-    for percent in CURVE_PERCENTS {
-        let Some(point) = results.curve.iter().find(|point| point.share * 100.0 <= percent) else { continue };
-        if points.last() != Some(&point) {
-            points.push(point);
-        }
-    }
-    let rows = points.into_iter().map(|point| {
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "0 to the width")]
-        let width = (point.share * BAR_WIDTH).ceil() as usize;
-        vec![point.number.to_string(), format_with_share(point.keys, results.basis.keys), "#".repeat(width)]
-    });
-    format!("\n{}", format_table(&["LIMIT", "REJECTED KEYS", ""], rows, NumberAlignment::Left))
+    let headings = ["HITS PER KEY IN", "P50", "P90", "P99", "MAX", "LIMIT", "REJECTED KEYS"];
+    let table = format_table(&headings, results.uses.iter().map(row), NumberAlignment::Left);
+    let recommended = results.limits.first();
+    let note = recommended.map(|limit| format!("limits by {}; * is that of the rule to paste\n", limit.algorithm));
+    format!("\n{table}{}", note.unwrap_or_default())
 }
