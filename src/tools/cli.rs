@@ -1,11 +1,10 @@
 //! The command line: the only code that prints.
 //!
 //! One binary with several names. Called as `ratelimit` it serves and warns about unknown arguments; called as
-//! `config_check_cmd` or `client_cmd` it has the flags of envoyproxy/ratelimit's tools of that name. Exit codes: 0 ok,
-//! 1 failed (`check` found problems), 2 invalid usage or settings. `tollkeeper-bench` (`tests/bench/load`) uses what is
-//! public below.
+//! `config_check_cmd` it has the flags of envoyproxy/ratelimit's tool of that name. Exit codes: 0 ok, 1 failed (`check`
+//! found problems), 2 invalid usage or settings. `tollkeeper-bench` (`tests/bench/load`) uses what is public below.
 //!
-//! Decides: names of the program (`ratelimit`, `config_check_cmd`, `client_cmd`); which commands there are.
+//! Decides: names of the program (`ratelimit`, `config_check_cmd`); which commands there are.
 
 pub mod print;
 pub mod chart;
@@ -30,9 +29,7 @@ mod events;
 mod diff;
 mod schema;
 mod settings;
-mod go_flags;
 mod config_check_cmd;
-mod client_cmd;
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -129,13 +126,17 @@ struct IgnoredArgs {
 const BENCH_REMOVED: &str = "bench: removed from this program (in the repository of tollkeeper, run \
 cargo run --release --manifest-path tests/bench/Cargo.toml -- with the same options)";
 
+/// Error under the name `client_cmd`; a later version does not know it.
+const CLIENT_CMD_REMOVED: &str = "client_cmd: removed (run tollkeeper call --addr HOST:PORT --domain DOMAIN --descriptor \
+key=value; its other flags are in tollkeeper call --help)";
+
 const AFTER_HELP: &str = "\
 Try it:
   tollkeeper serve --config config/example.yaml
   tollkeeper call --domain example --descriptor login=ann --count 6
 
 `tollkeeper settings` prints the environment variables that people set, with --all every one. Called as `ratelimit` it serves; called as `config_check_cmd` \
-or `client_cmd` it has the flags of envoyproxy/ratelimit's tools of that name.
+it has the flags of envoyproxy/ratelimit's tool of that name.
 
 TOLLKEEPER_ADDR is the default of --addr, the debug listener of a running server; not of `call`.
 
@@ -152,7 +153,7 @@ pub fn main(arguments: &[OsString]) -> ExitCode {
     let outcome = match name {
         Some("ratelimit") if !arguments.iter().any(asks_for_help_or_version) => serve::run_as_ratelimit(arguments),
         Some("config_check_cmd") => config_check_cmd::run(arguments),
-        Some("client_cmd") => client_cmd::run(arguments),
+        Some("client_cmd") => refuse_removed(CLIENT_CMD_REMOVED),
         _ => match Cli::try_parse_from(arguments) {
             Ok(cli) => run_command(cli),
             Err(mut error) => {
@@ -164,6 +165,12 @@ pub fn main(arguments: &[OsString]) -> ExitCode {
         },
     };
     outcome.into()
+}
+
+/// Prints what to use instead of what was removed.
+fn refuse_removed(instead: &str) -> CommandOutcome {
+    print::print_error(instead);
+    CommandOutcome::UsageError
 }
 
 fn run_command(cli: Cli) -> CommandOutcome {
@@ -180,10 +187,7 @@ fn run_command(cli: Cli) -> CommandOutcome {
         Some(Command::Reset(args)) => reset::run(&args),
         Some(Command::Tap(args)) => tap::run(&args),
         Some(Command::Quota(args)) => quota::run(&args),
-        Some(Command::Bench(_)) => {
-            print::print_error(BENCH_REMOVED);
-            CommandOutcome::UsageError
-        }
+        Some(Command::Bench(_)) => refuse_removed(BENCH_REMOVED),
         Some(Command::Diff(args)) => diff::run(&args),
         Some(Command::Schema(args)) => schema::run(&args),
         Some(Command::Settings(args)) => settings::run(&args),

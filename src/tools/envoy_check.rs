@@ -120,11 +120,8 @@ fn check_document(
 ) -> Result<(), Refusal> {
     let root = ConfigNode::root(&document.root);
     let bootstrap = Bootstrap::read(&root, document.form);
-    for outdated in &bootstrap.outdated {
-        found.report(EnvoyCheck::ApiOutdated, outdated, "a filter of the API v2");
-    }
     let is_unsure = bootstrap.managers.iter().any(|manager| !manager.missing_filters.is_empty());
-    if bootstrap.has_no_limits() && bootstrap.outdated.is_empty() && !is_unsure {
+    if bootstrap.has_no_limits() && !is_unsure {
         let (what, fix) = match document.form {
             Form::Bootstrap | Form::Dump if bootstrap.has_all_listeners => {
                 found.report(EnvoyCheck::NoLimits, &root, "no rate limit filter in this file");
@@ -144,7 +141,6 @@ fn check_document(
         values::check_manager(manager, rules, found);
         slots::check_manager(manager, &bootstrap, found);
     }
-    filters::check_other_filters(&bootstrap, found);
     clusters::check_clusters(&bootstrap, found);
     if let Some(rules) = rules {
         rule_match::check_rules(&bootstrap, rules, reached, found);

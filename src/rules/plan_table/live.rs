@@ -170,15 +170,6 @@ impl LiveTable {
         self.row_cache().map_or_else(|| self.stats.rows(), |cache| cache.len() as u64)
     }
 
-    /// Uses the rows of a table of the same plans.
-    pub fn use_rows_of(&mut self, other: &Self) {
-        self.rows = match &other.rows {
-            TableRows::Loaded(rows) => TableRows::Loaded(ArcSwapOption::new(rows.load_full())),
-            TableRows::Redis(cache) => TableRows::Redis(Arc::clone(cache)),
-            TableRows::Recorded(_) => TableRows::Recorded(Mutex::default()),
-        };
-    }
-
     /// Keeps rows of recorded decisions from now on, in place of those of a file.
     pub fn switch_to_recorded_rows(&mut self) {
         self.rows = TableRows::Recorded(Mutex::default());

@@ -1,4 +1,4 @@
-//! Compiled rules back in the form of rule files: as a tree, for tools that change them, and as YAML.
+//! Compiled rules back in the form of rule files, as YAML.
 //!
 //! The YAML is a rule file with the limits of a rule, or a plan with one: what pages and tools print, to be pasted into
 //! a rule file. Every text of a limit is made of its written keys, with which it compiles to an equal limit.
@@ -7,9 +7,9 @@
 
 use std::sync::Arc;
 
+use super::RuleLimit;
 use super::set::RuleSet;
 use super::value_pattern::{MatchPattern, Operator, ValuePattern};
-use super::{Domain, Rule, RuleLimit, RuleNode, SourceLocation};
 use crate::base::text::escape_unprintable_json;
 use crate::limit::{Consistency, GlobalScope, Limit, StoreFailurePolicy};
 
@@ -34,44 +34,6 @@ pub struct RuleDescriptor {
 }
 
 impl RuleSet {
-    /// Returns copies of all domains, with each rule changed by `edit`.
-    pub fn to_edited_domains(&self, mut edit: impl FnMut(&mut Rule)) -> Vec<Domain> {
-        // A child has a higher index than its parent, so one pass from the end needs no recursion.
-        let mut children: Vec<Vec<RuleNode>> = self.nodes.iter().map(|_| Vec::new()).collect();
-        for (id, node) in self.nodes.iter().enumerate().rev() {
-            // The root of a domain has no key.
-            if node.composite.is_empty() {
-                continue;
-            }
-            let mut descriptors = std::mem::take(&mut children[id]);
-            descriptors.reverse();
-            let RuleDescriptor { key, value, share_threshold } = self.to_rule_descriptor(id);
-            let rule = node.rule.as_deref().map(|compiled| {
-                let mut rule = compiled.to_rule();
-                edit(&mut rule);
-                rule.plan_rules_mut().for_each(&mut edit);
-                rule
-            });
-            let unknown = || SourceLocation { file: "".into(), line: 0, column: 0 };
-            children[node.parent as usize].push(RuleNode {
-                key,
-                value,
-                rule,
-                share_threshold,
-                value_to_metric: node.value_to_metric,
-                exempt: node.exempt,
-                descriptors,
-                location: node.location.clone().unwrap_or_else(unknown),
-            });
-        }
-        let domains = self.domains().map(|domain| {
-            let mut descriptors = std::mem::take(&mut children[domain.root as usize]);
-            descriptors.reverse();
-            domain.to_domain_with_descriptors(descriptors)
-        });
-        domains.collect()
-    }
-
     /// Returns the descriptors that lead to the rule with this path; `None` if there is none.
     pub fn find_rule_path(&self, path: &str) -> Option<RulePath> {
         let has_path = |id: &usize| self.nodes[*id].rule.as_deref().is_some_and(|rule| rule.rule.path == path);

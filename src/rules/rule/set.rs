@@ -77,9 +77,7 @@ pub struct DomainRules {
     pub(super) root: NodeId,
     /// Names of its plans.
     pub plans: Vec<Arc<str>>,
-    /// Its tables as declared.
-    pub declared_tables: Vec<TableDeclaration>,
-    /// Its tables, in the same order.
+    /// Its tables, in the order of their declarations.
     pub tables: Vec<LiveTable>,
     /// Counts for limits that come with requests and for which there are no statistics of their own.
     pub others: Arc<LimitStats>,
@@ -212,20 +210,6 @@ pub struct CompiledLimit {
 }
 
 impl DomainRules {
-    /// The domain in tree form, with these descriptors.
-    pub(super) fn to_domain_with_descriptors(&self, descriptors: Vec<RuleNode>) -> Domain {
-        let Self { name, defaults, defaults_by_unit, matching, plans, declared_tables, .. } = self;
-        Domain {
-            name: name.clone(),
-            defaults: defaults.clone(),
-            defaults_by_unit: defaults_by_unit.clone(),
-            matching: *matching,
-            plans: plans.clone(),
-            tables: declared_tables.clone(),
-            descriptors,
-        }
-    }
-
     /// Defaults for limits of `unit` that are sent with a request.
     pub fn defaults_for_override(&self, unit: Unit) -> &OverrideDefaults {
         let of_unit = self.defaults_by_unit.iter().find(|of_unit| of_unit.unit == unit);
@@ -268,7 +252,7 @@ impl RuleSet {
             let max_backtracking_steps = max_backtracking_steps(&domain.descriptors, domain.matching);
             set.add_subtrees(root, domain.descriptors, &domain.name, limit_stats);
             let others = limit_stats.register_rule_limit(LimitName::new([&*domain.name, OVERFLOW_NAME]));
-            let Domain { name, defaults, defaults_by_unit, matching, plans, tables: declared_tables, .. } = domain;
+            let Domain { name, defaults, defaults_by_unit, matching, plans, tables, .. } = domain;
             let empty = |declared: &TableDeclaration| LiveTable::new(Arc::clone(&declared.name), Arc::default());
             let rules = DomainRules {
                 name: name.clone(),
@@ -280,8 +264,7 @@ impl RuleSet {
                 max_backtracking_steps,
                 root,
                 plans,
-                tables: declared_tables.iter().map(empty).collect(),
-                declared_tables,
+                tables: tables.iter().map(empty).collect(),
                 others,
             };
             set.roots.push(root);
@@ -320,14 +303,6 @@ impl RuleSet {
     /// Returns true if a domain has a limit that follows streams.
     pub const fn follows_streams(&self) -> bool {
         self.follows_streams
-    }
-
-    /// Uses the rows of another rule set, of which this one is a copy with other limits.
-    pub fn use_table_rows_of(&mut self, other: &Self) {
-        for (name, domain) in &mut self.domains {
-            let Some(from) = other.domain(name) else { continue };
-            domain.tables.iter_mut().zip(&from.tables).for_each(|(table, from)| table.use_rows_of(from));
-        }
     }
 
     /// Keeps the plans of recorded decisions from now on, in place of the rows of tables, which a log does not have.

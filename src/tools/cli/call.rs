@@ -1,21 +1,20 @@
 //! `call`: sends rate limit requests to a running server, as Envoy does.
 //!
-//! Requests go one after the other over one connection. A table shows the responses; of many, only those that differ
-//! from the previous one. `--json` writes each response as it arrives.
+//! Requests go one after the other over one connection. A table shows the responses, of many the first ones. `--json` writes each response as it arrives.
 //!
 //! Decides: default and range of `--count`; what `call` prints, of how many responses.
 //! Decides: its exit code (over the limit: 0).
 
-use std::io::{self, IsTerminal as _};
-use std::time::{Duration, Instant};
+use std::io;
+use std::time::Duration;
 
 use tokio::runtime;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::client::{ClientTls, RateLimitClient, TimedResponse, TlsArgs, block_on};
 use super::print::{
-    CommandOutcome, escape_and_shorten, fail_if_unwritten, format_latency, format_micros, print_error,
-    print_to_stderr_without_newline, print_to_stdout,
+    CommandOutcome, ProgressLine, escape_and_shorten, fail_if_unwritten, format_latency, format_micros, print_error,
+    print_to_stdout,
 };
 use super::request_flags::{RequestArgs, format_descriptor, parse_duration};
 use crate::base::clock::to_micros;
@@ -54,8 +53,7 @@ pub(super) struct Args {
 }
 
 pub(super) const HELP: &str = "\
-Each request is charged, unless --hits is 0. Of more than 20 responses the table shows those with other codes than the \
-previous one, and the last.
+Each request is charged, unless --hits is 0. Of more than 20 responses the table shows the first 20; the totals are of all.
 
 Examples:
   tollkeeper call --domain example --descriptor login=ann --count 6
@@ -75,8 +73,6 @@ Exit codes: 0 got a response (OK or OVER_LIMIT), 1 got none, 2 invalid usage.";
 
 /// Maximum number of requests of one command, because their latencies are kept for the summary.
 const MAX_CALLS: i64 = 1_000_000;
-/// Interval of progress messages.
-const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Sends the requests and prints the responses.
 pub(super) fn run(args: &Args) -> CommandOutcome {
@@ -97,9 +93,6 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
     }
     let mut report = CallSummary::new(&request, args.count);
     let sent = block_on(runtime::Builder::new_current_thread(), send_requests(args, tls, &request, &mut report));
-    if shows_progress(args) {
-        print_to_stderr_without_newline("\r\u{1b}[K");
-    }
     let page = if args.json { String::new() } else { report.format_summary() };
     let outcome = match sent {
         Ok(written) => fail_if_unwritten(written, CommandOutcome::Success),
@@ -119,7 +112,7 @@ async fn send_requests(
     report: &mut CallSummary,
 ) -> Result<io::Result<()>, String> {
     let mut client = RateLimitClient::connect(&args.addr, args.timeout, tls).await?;
-    let mut last_progress = Instant::now();
+    let mut progress = ProgressLine::start();
     let mut interrupt = signal(SignalKind::interrupt()).map_err(|error| error.to_string())?;
     for number in 1..=args.count {
         let response = tokio::select! {
@@ -135,26 +128,18 @@ async fn send_requests(
             }
         } else {
             report.add_response(response);
-        }
-        if shows_progress(args) && last_progress.elapsed() > PROGRESS_INTERVAL {
-            last_progress = Instant::now();
-            print_to_stderr_without_newline(format_args!("\r{number} of {} sent", args.count));
+            progress.show(|| format!("{number} of {} sent", args.count));
         }
     }
     Ok(Ok(()))
-}
-
-/// Returns `true` if progress is shown: on a terminal, unless JSON output shows it.
-fn shows_progress(args: &Args) -> bool {
-    args.count > 1 && !args.json && io::stderr().is_terminal()
 }
 
 fn parse_timeout(text: &str) -> Result<Duration, String> {
     parse_duration(text, "1us to 1h")
 }
 
-/// Maximum number of responses in the table, without the last one.
-const MAX_SHOWN_RESPONSES: u32 = 20;
+/// Maximum number of responses in the table.
+const MAX_SHOWN_RESPONSES: usize = 20;
 
 /// Responses so far.
 struct CallSummary {
@@ -163,11 +148,6 @@ struct CallSummary {
     /// Expected number of responses.
     count: u32,
     rows: Vec<Vec<String>>,
-    shown: u32,
-    /// Number of the response that was shown last.
-    last_shown: u32,
-    /// Codes of the last response.
-    codes: Vec<i32>,
     last: Option<RateLimitResponse>,
     /// Number of responses with each overall code.
     sums: Vec<(i32, u32)>,
@@ -186,9 +166,6 @@ impl CallSummary {
                 .collect(),
             count,
             rows: Vec::new(),
-            shown: 0,
-            last_shown: 0,
-            codes: Vec::new(),
             last: None,
             sums: Vec::new(),
             latencies_us: Vec::new(),
@@ -203,10 +180,7 @@ impl CallSummary {
             Some((_, sum)) => *sum += 1,
             None => self.sums.push((response.overall_code, 1)),
         }
-        let codes: Vec<i32> = response.statuses.iter().map(|status| status.code).collect();
-        let is_new = self.count <= MAX_SHOWN_RESPONSES || codes != self.codes || self.latencies_us.len() == 1;
-        self.codes = codes;
-        if is_new && self.shown < MAX_SHOWN_RESPONSES {
+        if self.latencies_us.len() <= MAX_SHOWN_RESPONSES {
             self.add_status_rows(&response);
         }
         self.last = Some(response);
@@ -215,9 +189,6 @@ impl CallSummary {
     /// Formats the report; empty without a response.
     fn format_summary(mut self) -> String {
         let Some(last) = self.last.take() else { return String::new() };
-        if self.last_shown < self.last_response_number() {
-            self.add_status_rows(&last);
-        }
         let headings = ["#", "DESCRIPTOR", "CODE", "LIMIT", "REMAINING", "RESET"];
         let skipped = usize::from(self.count == 1);
         let mut page = match self.rows.is_empty() {
@@ -244,25 +215,12 @@ impl CallSummary {
         page
     }
 
-    /// Returns the number of the last response, from 1.
-    fn last_response_number(&self) -> u32 {
-        // `count` bounds it.
-        u32::try_from(self.latencies_us.len()).unwrap_or(u32::MAX)
-    }
-
     fn add_status_rows(&mut self, response: &RateLimitResponse) {
-        let number = self.last_response_number();
-        if number > self.last_shown + 1 {
-            let gap = ["...", "", "", "", "", ""];
-            self.rows.push(gap.map(str::to_owned).into());
-        }
         for (index, status) in response.statuses.iter().enumerate() {
-            let number = if index == 0 { number.to_string() } else { String::new() };
+            let number = if index == 0 { self.latencies_us.len().to_string() } else { String::new() };
             let descriptor = self.descriptors.get(index).cloned().unwrap_or_default();
             self.rows.push([vec![number, descriptor], format_status_cells(status)].concat());
         }
-        self.shown += 1;
-        self.last_shown = number;
     }
 }
 

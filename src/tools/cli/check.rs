@@ -8,8 +8,8 @@
 //! Decides: which settings `check --env` tries.
 
 mod envoy_files;
-mod missing_releases;
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -17,8 +17,7 @@ use clap::ValueEnum;
 use serde::Serialize;
 
 use self::envoy_files::{CheckedEnvoyFiles, EnvoyFiles};
-use self::missing_releases::{MissingReleaseWarning, MissingReleases};
-use super::print::{CommandOutcome, fail_if_unwritten, format_with_noun, print_to_stdout};
+use super::print::{CommandOutcome, fail_if_unwritten, format_with_noun, print_error, print_to_stdout};
 use super::rule_files::{self, CheckedRules, read_settings_or_defaults};
 use crate::base::text::{escape_unprintable, to_pretty_json};
 use crate::base::text_table::{NumberAlignment, format_table};
@@ -28,7 +27,6 @@ use crate::rules::files::RuleFilesLocation;
 use crate::rules::rule::Rule;
 use crate::rules::rule::set::RuleSet;
 use crate::serve::server::startup;
-use crate::settings::address::ConnectAddress;
 use crate::settings::metrics::PROMETHEUS_MAPPER_YAML;
 use crate::settings::report::{self, Disposition, ReportedVariable};
 use crate::settings::setting::AnySetting as _;
@@ -46,12 +44,12 @@ pub(super) struct Args {
     /// Envoy bootstrap, /config_dump, EnvoyFilter or EnvoyPatchPolicy (YAML or JSON), or - for standard input, to check why a limit will not work; repeatable
     #[arg(long, value_name = "FILE")]
     envoy: Vec<PathBuf>,
-    /// Debug listener of a running server, to name limits whose slots or reservations nothing released
-    #[arg(long, value_name = "HOST:PORT")]
-    addr: Option<ConnectAddress>,
-    /// Decision log, plain or compressed, to name limits whose slots or reservations nothing released; repeatable
-    #[arg(long, value_name = "FILE")]
-    log: Vec<PathBuf>,
+    /// Removed
+    #[arg(long, hide = true)]
+    addr: Option<OsString>,
+    /// Removed
+    #[arg(long, hide = true)]
+    log: Vec<OsString>,
     /// Check the environment variables, as a start would
     #[arg(long)]
     env: bool,
@@ -91,9 +89,6 @@ rule, whatever their values. A comment `# check: ok, REASON` at the line, or alo
 files warnings. The JSON has `envoy` (files, errors, warnings, hints, acknowledged, and findings with severity, check, file, line, column, path, message, \
 consequence and fix). The checks are listed in docs/envoy-check.md.
 
---addr and --log look at traffic: a rule with `concurrent` whose slots are taken and never released is named, or one with \
-`reservations` that nothing settles, because Envoy lacks the filter that releases. The JSON has `traffic` (warnings with rule and message, and problems).
-
 --env runs the validation of the start: run it where the service will run, with its files. Ports that another process \
 uses are found only by the start.
 
@@ -103,7 +98,6 @@ Examples:
   tollkeeper check --defaults defaults.yaml
   tollkeeper check --envoy envoy/gateway.yaml envoy/gateway.rules.yaml
   tollkeeper check --quota shop.yaml
-  tollkeeper check --addr localhost:6070 shop.yaml
   kubectl get configmap tollkeeper-rules -o jsonpath='{.data.rules\\.yaml}' \\
     | tollkeeper check -
   env -i PATH=\"$PATH\" $(cat deploy.env) tollkeeper check --env --json
@@ -130,8 +124,6 @@ struct CheckReport<'r> {
     #[serde(skip_serializing_if = "Option::is_none")]
     envoy: Option<&'r CheckedEnvoyFiles>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    traffic: Option<&'r MissingReleases>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     environment: Option<&'r [VariableReport]>,
 }
 
@@ -145,7 +137,6 @@ struct CheckedInputs {
     rules: Option<CheckedRules>,
     quota_hints: Vec<DivisionHint>,
     envoy: Option<CheckedEnvoyFiles>,
-    traffic: Option<MissingReleases>,
     environment: Option<Vec<VariableReport>>,
 }
 
@@ -154,7 +145,6 @@ impl CheckedInputs {
     fn is_ok(&self) -> bool {
         self.rules.as_ref().is_none_or(|rules| !rules.diagnostics.has_errors())
             && self.envoy.as_ref().is_none_or(|envoy| !envoy.has_errors())
-            && self.traffic.as_ref().is_none_or(|traffic| traffic.problems.is_empty())
             && self.environment.as_ref().is_none_or(|variables| variables.iter().all(VariableReport::is_usable))
     }
 }
@@ -171,8 +161,16 @@ struct RuleFilesReport<'r> {
     quota_hints: &'r [DivisionHint],
 }
 
+/// Instead of the check of traffic that earlier versions had.
+const TRAFFIC_CHECKS_REMOVED: &str = "--addr and --log were removed: tollkeeper top --rules --addr HOST:PORT --finding \
+slots_not_released, or --finding reservations_not_settled, names the limits of a running server that Envoy never releases";
+
 /// Checks the files and the environment.
 pub(super) fn run(args: &Args) -> CommandOutcome {
+    if args.addr.is_some() || !args.log.is_empty() {
+        print_error(TRAFFIC_CHECKS_REMOVED);
+        return CommandOutcome::UsageError;
+    }
     let environment = args.env.then(report_environment);
     let settings = (!args.paths.is_empty() || args.defaults.is_some()).then(read_settings_or_defaults);
     let envoy = (!args.envoy.is_empty()).then(|| EnvoyFiles::read(&args.envoy));
@@ -192,9 +190,7 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
     let quota_hints =
         for_quotas.map(|(rules, settings)| find_division_hints(rules, &settings.store)).unwrap_or_default();
     let envoy = envoy.map(|files| files.check(rules.as_ref().and_then(|rules| rules.set.as_ref())));
-    let has_traffic = args.addr.is_some() || !args.log.is_empty();
-    let traffic = has_traffic.then(|| MissingReleases::read_and_check(args.addr.as_ref(), &args.log));
-    let checked = CheckedInputs { rules, quota_hints, envoy, traffic, environment };
+    let checked = CheckedInputs { rules, quota_hints, envoy, environment };
     let page = match args.format {
         OutputFormat::Text if !args.json => format_text(&checked),
         OutputFormat::Text | OutputFormat::Json => format_json(&checked),
@@ -239,7 +235,7 @@ fn find_division_hints(rules: &CheckedRules, store: &StoreSettings) -> Vec<Divis
         .collect()
 }
 
-fn format_text(CheckedInputs { rules, quota_hints, envoy, traffic, environment }: &CheckedInputs) -> String {
+fn format_text(CheckedInputs { rules, quota_hints, envoy, environment }: &CheckedInputs) -> String {
     let mut page = String::new();
     if let Some(rules) = rules {
         page += &rules.format_problems();
@@ -259,10 +255,6 @@ fn format_text(CheckedInputs { rules, quota_hints, envoy, traffic, environment }
         page += if page.is_empty() { "" } else { "\n" };
         page += &envoy.format_text();
     }
-    if let Some(traffic) = traffic {
-        page += if page.is_empty() { "" } else { "\n" };
-        page += &format_missing_releases(traffic);
-    }
     if let Some(variables) = environment {
         page += if page.is_empty() { "" } else { "\n" };
         page += &format_variables(variables);
@@ -270,18 +262,7 @@ fn format_text(CheckedInputs { rules, quota_hints, envoy, traffic, environment }
     page
 }
 
-fn format_missing_releases(MissingReleases { warnings, problems }: &MissingReleases) -> String {
-    let mut page = String::new();
-    for problem in problems {
-        page += &format!("error: {}\n", escape_unprintable(problem));
-    }
-    for MissingReleaseWarning { rule, message } in warnings {
-        page += &format!("warning: {}: {}\n", escape_unprintable(rule), escape_unprintable(message));
-    }
-    page + &format!("traffic, {}\n", format_with_noun(warnings.len() as u64, "warning"))
-}
-
-/// Formats all findings as one JSON object: of the rules, of Envoy's files, of traffic and of the environment.
+/// Formats all findings as one JSON object: of the rules, of Envoy's files and of the environment.
 fn format_json(checked: &CheckedInputs) -> String {
     let rules = checked.rules.as_ref().map(|CheckedRules { sources, diagnostics, .. }| RuleFilesReport {
         files: sources.len(),
@@ -291,9 +272,8 @@ fn format_json(checked: &CheckedInputs) -> String {
         diagnostics: diagnostics.errors().iter().chain(diagnostics.warnings()).collect(),
         quota_hints: &checked.quota_hints,
     });
-    let (envoy, traffic, environment) =
-        (checked.envoy.as_ref(), checked.traffic.as_ref(), checked.environment.as_deref());
-    let report = to_pretty_json(&CheckReport { ok: checked.is_ok(), rules, envoy, traffic, environment });
+    let (envoy, environment) = (checked.envoy.as_ref(), checked.environment.as_deref());
+    let report = to_pretty_json(&CheckReport { ok: checked.is_ok(), rules, envoy, environment });
     report.expect("it holds only texts, numbers and flags") + "\n"
 }
 

@@ -166,19 +166,10 @@ impl TlsArgs {
         let certificate = file("--cert", &self.cert);
         let identity = certificate.zip(file("--key", &self.key));
         let identity = identity.map(|(certificate, key)| ClientCertificate { certificate, key });
-        let files = TlsFiles { switch: "--tls", ca: file("--ca", &self.ca), identity };
-        self.tls.then(|| ClientTls::load_from_files(&files, target, self.server_name.as_deref())).transpose()
+        let ca = file("--ca", &self.ca);
+        let name = self.server_name.as_deref();
+        self.tls.then(|| ClientTls::load_from_files(ca.as_ref(), identity.as_ref(), target, name)).transpose()
     }
-}
-
-/// Files for TLS, each with the flag that names it.
-pub(super) struct TlsFiles {
-    /// Flag that turns on TLS.
-    pub(super) switch: &'static str,
-    /// CA certificates to trust beside the system's.
-    pub(super) ca: Option<PemFile>,
-    /// Client certificate and its key.
-    pub(super) identity: Option<ClientCertificate>,
 }
 
 /// TLS configuration for one server.
@@ -196,15 +187,16 @@ pub struct ClientTls {
 
 impl ClientTls {
     /// Reads the files; `name` takes precedence over the target's host.
-    pub(super) fn load_from_files(
-        files: &TlsFiles,
+    fn load_from_files(
+        ca: Option<&PemFile>,
+        identity: Option<&ClientCertificate>,
         target: &ConnectAddress,
         name: Option<&str>,
     ) -> Result<Self, String> {
         let host = match target {
             ConnectAddress::Tcp(address) => address.rsplit_once(':').map_or(address.as_str(), |(host, _)| host),
             ConnectAddress::Unix(_) => {
-                return Err(format!("{}: TLS needs HOST:PORT; remove it for {target}", files.switch));
+                return Err(format!("--tls: TLS needs HOST:PORT; remove it for {target}"));
             }
         };
         let name = match name {
@@ -214,14 +206,14 @@ impl ClientTls {
             None => ServerName::try_from(host.trim_matches(['[', ']']))
                 .map_err(|_| format!("{target}: not a valid host for a certificate; give a DNS name or an IP"))?,
         };
-        let roots = collect_trusted_roots(files.ca.as_ref())?;
+        let roots = collect_trusted_roots(ca)?;
         let tonic_config = ClientTlsConfig::new().trust_anchors(roots.roots.iter().cloned()).domain_name(name.to_str());
         let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
             .with_safe_default_protocol_versions()
-            .map_err(|error| format!("{}: {error}", files.switch))?
+            .map_err(|error| format!("--tls: {error}"))?
             .with_root_certificates(roots);
-        let mut config = finish_tls_client_config(builder, files.identity.as_ref())?;
-        let tonic_config = match &files.identity {
+        let mut config = finish_tls_client_config(builder, identity)?;
+        let tonic_config = match identity {
             None => tonic_config,
             Some(ClientCertificate { certificate, key }) => {
                 tonic_config.identity(Identity::from_pem(certificate.read_contents()?, key.read_contents()?))
@@ -229,7 +221,7 @@ impl ClientTls {
         };
         config.alpn_protocols = vec![b"h2".to_vec()];
         let (config, server_name) = (Arc::new(config), name.to_owned());
-        Ok(Self { config, server_name, tonic_config, has_client_certificate: files.identity.is_some() })
+        Ok(Self { config, server_name, tonic_config, has_client_certificate: identity.is_some() })
     }
 
     /// Suggests what to check after a server ended the connection for this reason.

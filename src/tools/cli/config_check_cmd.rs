@@ -8,113 +8,105 @@
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::{fs, io};
 
-use super::go_flags::{self, Flag};
+use clap::Parser;
+
 use super::print::{CommandOutcome, fail_if_unwritten, print_error, print_to_stdout};
 use super::rule_files::{self, CheckedRules, TableFiles};
+use crate::base::go_syntax::parse_bool;
 use crate::base::text::escape_unprintable;
-use crate::rules::compile::RuleText;
 use crate::rules::compile::options::CompileOptions;
-use crate::rules::compile::value_set_files::{SetFileText, SetFiles};
 use crate::rules::diagnostic::Diagnostics;
-use crate::rules::files::read::{check_link_of_command, read_rule_files};
-use crate::rules::files::{MAX_FILES, MAX_TOTAL_BYTES, RuleFilesLocation};
 use crate::rules::plan_table::is_table_file;
 use crate::rules::yaml::DocumentSelection;
 
-const FLAGS: [Flag; 2] = [
-    Flag { name: "config_dir", is_switch: false, help: "path to directory containing rate limit configs" },
-    Flag {
-        name: "merge_domain_configs",
-        is_switch: true,
-        help: "whether to merge configurations, referencing the same domain",
-    },
-];
+/// Arguments, with one dash or two.
+#[derive(Debug, Parser)]
+#[command(name = "config_check_cmd")]
+struct Args {
+    /// Path to directory containing rate limit configs
+    #[arg(long = "config_dir", default_value = "", overrides_with = "config_dir")]
+    config_dir: PathBuf,
+    /// Whether to merge configurations, referencing the same domain
+    #[arg(long = "merge_domain_configs", num_args = 0..=1, require_equals = true, default_missing_value = "true",
+        default_value = "false", overrides_with = "merge_domain_configs", action = clap::ArgAction::Set,
+        value_parser = |text: &str| parse_bool(text).ok_or("not a bool; give true or false"))]
+    merge_domain_configs: bool,
+    /// Without effect, as in the original
+    #[arg(hide = true, trailing_var_arg = true)]
+    ignored: Vec<OsString>,
+}
 
 /// Checks the files of a directory.
 pub(super) fn run(arguments: &[OsString]) -> CommandOutcome {
-    let given = match go_flags::parse_flags(&FLAGS, arguments) {
-        Ok(given) => given,
-        Err(outcome) => return outcome,
+    let args = match Args::try_parse_from(arguments.iter().cloned().map(add_second_dash)) {
+        Ok(args) => args,
+        Err(error) => {
+            // `--help` is an error for clap too; it chooses the right stream.
+            let _ = error.print();
+            return if error.use_stderr() { CommandOutcome::UsageError } else { CommandOutcome::Success };
+        }
     };
-    let directory = given.last_value("config_dir").unwrap_or_default();
-    let mut page =
-        format!("checking rate limit configs...\nloading config directory: {}\n", escape_unprintable(directory));
-    let outcome = match check_directory(Path::new(directory), given.is_on("merge_domain_configs"), &mut page) {
-        Ok(()) => CommandOutcome::Success,
-        Err(problem) => {
-            page += &problem;
+    for argument in &args.ignored {
+        print_error(format_args!("{}: this argument has no effect", escape_unprintable(&argument.to_string_lossy())));
+    }
+    let directory = escape_unprintable(&args.config_dir.to_string_lossy());
+    let mut page = format!("checking rate limit configs...\nloading config directory: {directory}\n");
+    let outcome = match list_rule_files(&args.config_dir) {
+        Ok(paths) => check_files(&paths, args.merge_domain_configs, &mut page),
+        Err(error) => {
+            page += &format!("error opening directory {directory}: {}\n", escape_unprintable(&error.to_string()));
             CommandOutcome::Failure
         }
     };
     fail_if_unwritten(print_to_stdout(page), outcome)
 }
 
-/// Writes a line to `page` for each step; the error is the last lines.
-fn check_directory(directory: &Path, merge_domains: bool, page: &mut String) -> Result<(), String> {
-    let options = CompileOptions { merge_domains, ..CompileOptions::from(&rule_files::read_settings_or_defaults()) };
-    let failed = |error: io::Error| {
-        format!("error opening directory {}: {error}\n", escape_unprintable(&directory.to_string_lossy()))
-    };
-    let (mut sources, mut bytes): (Vec<RuleText>, u64) = (Vec::new(), 0);
-    let mut sets: Vec<SetFileText> = Vec::new();
-    for path in list_directory_entries(directory).map_err(failed)? {
-        if is_table_file(&path) {
-            continue;
-        }
-        *page += &format!("opening config file: {}\n", escape_unprintable(&path.to_string_lossy()));
-        let (source, named) = read_rule_file(&path)?;
-        sets.extend(named);
-        bytes += source.bytes.len() as u64;
-        if sources.len() == MAX_FILES || bytes > MAX_TOTAL_BYTES {
-            return Err(format!("error opening config file: more than {MAX_FILES} files or {MAX_TOTAL_BYTES} bytes\n"));
-        }
-        sources.push(source);
+/// Turns `-name` into `--name`; Go's flags may have one dash or two.
+fn add_second_dash(argument: OsString) -> OsString {
+    match argument.to_str() {
+        Some(text) if text.starts_with('-') && !text.starts_with("--") && text.len() > 2 => format!("-{text}").into(),
+        _ => argument,
     }
-    sources.retain(|source| sets.iter().all(|set| set.path != source.name));
-    let options = CompileOptions { set_files: Arc::new(SetFiles::from(sets)), ..options };
-    let rules = CheckedRules::compile(sources, &options, Diagnostics::default(), &TableFiles::default());
-    rules.diagnostics.warnings().iter().for_each(|warning| print_error(escape_unprintable(&warning.to_string())));
-    match rules.diagnostics.errors() {
-        [] => *page += "all rate limit configs ok\n",
-        errors => {
-            let line =
-                |error| format!("error loading rate limit configs: {}\n", escape_unprintable(&format!("{error}")));
-            return Err(errors.iter().map(line).collect());
-        }
-    }
-    Ok(())
 }
 
-/// Lists a directory, sorted, without versions of a ConfigMap and JSON Schemas.
-fn list_directory_entries(directory: &Path) -> io::Result<Vec<PathBuf>> {
-    let mut entries = Vec::new();
+/// Checks the files as one set, and writes a line to `page` for each file and each error.
+fn check_files(paths: &[PathBuf], merge_domains: bool, page: &mut String) -> CommandOutcome {
+    for path in paths {
+        *page += &format!("opening config file: {}\n", escape_unprintable(&path.to_string_lossy()));
+    }
+    let options = CompileOptions { merge_domains, ..CompileOptions::from(&rule_files::read_settings_or_defaults()) };
+    let (none, documents) = (Diagnostics::default(), DocumentSelection::FirstOnly);
+    let rules = CheckedRules::read_and_compile_documents(paths, documents, &options, none, &TableFiles::default());
+    rules.diagnostics.warnings().iter().for_each(|warning| print_error(escape_unprintable(&warning.to_string())));
+    for error in rules.diagnostics.errors() {
+        *page += &format!("error loading rate limit configs: {}\n", escape_unprintable(&error.to_string()));
+    }
+    if rules.diagnostics.has_errors() {
+        return CommandOutcome::Failure;
+    }
+    *page += "all rate limit configs ok\n";
+    CommandOutcome::Success
+}
+
+/// Lists a directory, sorted, without tables, JSON Schemas and versions of a ConfigMap.
+///
+/// # Errors
+/// The directory cannot be read, or has a directory that is no such version.
+fn list_rule_files(directory: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
     for entry in fs::read_dir(directory)? {
         let entry = entry?;
-        let is_version = entry.file_name().as_encoded_bytes().starts_with(b"..") && entry.path().is_dir();
-        let is_schema = entry.file_name().as_encoded_bytes().ends_with(b".schema.json");
-        if !is_version && !is_schema {
-            entries.push(entry.path());
+        let (name, path) = (entry.file_name(), entry.path());
+        if path.is_dir() {
+            if !name.as_encoded_bytes().starts_with(b"..") {
+                return Err(io::Error::other(format!("{}: is a directory", path.display())));
+            }
+        } else if !name.as_encoded_bytes().ends_with(b".schema.json") && !is_table_file(&path) {
+            files.push(path);
         }
     }
-    entries.sort();
-    Ok(entries)
-}
-
-/// Reads a rule file with any name, and the sets that it names; a directory is an error.
-fn read_rule_file(path: &Path) -> Result<(RuleText, Vec<SetFileText>), String> {
-    let failed = |what: &dyn std::fmt::Display| {
-        format!("error opening config file: {}\n", escape_unprintable(&what.to_string()))
-    };
-    if path.is_dir() {
-        return Err(failed(&format_args!("{}: is a directory", path.display())));
-    }
-    check_link_of_command(path).map_err(|error| failed(&error))?;
-    let read = read_rule_files(&RuleFilesLocation::Paths(vec![path.to_owned()]))
-        .map_err(|refused| failed(&refused.errors[0]))?;
-    let file = read.files.into_iter().next().ok_or_else(|| failed(&path.display()))?;
-    let text = RuleText { name: file.name, bytes: file.bytes, documents: DocumentSelection::FirstOnly };
-    Ok((text, read.sets))
+    files.sort();
+    Ok(files)
 }

@@ -33,8 +33,6 @@ const BLOCK_TIME: Duration = Duration::from_secs(5);
 const READ_TIMEOUT: Duration = Duration::from_secs(5);
 /// Pause between two attempts while Redis does not answer.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
-/// Maximum number of messages about entries without a record; the others are counted.
-const MAX_ENTRY_MESSAGES: u64 = 10;
 
 /// Reason why the command ends early.
 #[derive(Debug, thiserror::Error)]
@@ -86,24 +84,19 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
 
 async fn print_until_signal(args: &Args, settings: &RedisStreamSettings) -> Result<(), EventsError> {
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
-    let mut unusable = 0;
-    let outcome = tokio::select! {
+    tokio::select! {
         biased;
         _ = interrupt.recv() => Ok(()),
         _ = terminate.recv() => Ok(()),
-        outcome = print_records(args, settings, &mut unusable) => outcome,
-    };
-    if unusable > MAX_ENTRY_MESSAGES {
-        print_error(format_args!("{unusable} entries without a usable record: skipped"));
+        outcome = print_records(args, settings) => outcome,
     }
-    outcome
 }
 
-/// Prints the records of a stream; `unusable` counts the entries without one.
+/// Prints the records of a stream.
 ///
 /// # Errors
 /// Redis rejects a command or, without `--follow`, does not answer; or the output is closed.
-async fn print_records(args: &Args, settings: &RedisStreamSettings, unusable: &mut u64) -> Result<(), EventsError> {
+async fn print_records(args: &Args, settings: &RedisStreamSettings) -> Result<(), EventsError> {
     let mut connection = KeyOwnerConnection::start(&settings.deployment, settings.key.as_bytes());
     let (mut last, mut remaining, mut is_away) = (args.after, args.count.unwrap_or(u64::MAX), false);
     let mut most = MAX_ENTRIES_PER_READ;
@@ -143,7 +136,7 @@ async fn print_records(args: &Args, settings: &RedisStreamSettings, unusable: &m
             }
             None => return Ok(()),
         }
-        let lines: Vec<String> = entries.iter().filter_map(|entry| format_entry(args, entry, unusable)).collect();
+        let lines: Vec<String> = entries.iter().filter_map(|entry| format_entry(args, entry)).collect();
         remaining -= lines.len() as u64;
         // On a thread of its own: a pipe that is not read blocks.
         let printed = spawn_blocking(move || print_to_stdout(lines.concat())).await;
@@ -170,15 +163,12 @@ async fn read_entries(
 }
 
 /// Line of an entry; `None` if it has no record.
-fn format_entry(args: &Args, entry: &StreamEntry<'_>, unusable: &mut u64) -> Option<String> {
+fn format_entry(args: &Args, entry: &StreamEntry<'_>) -> Option<String> {
     match format_json_line(entry.record) {
         Ok(line) if args.ids => Some(format!("{{\"id\":\"{}\",\"record\":{line}}}\n", entry.id)),
         Ok(line) => Some(line + "\n"),
         Err(reason) => {
-            *unusable += 1;
-            if *unusable <= MAX_ENTRY_MESSAGES {
-                print_error(format_args!("entry {} is skipped: {reason}", entry.id));
-            }
+            print_error(format_args!("entry {} is skipped: {reason}", entry.id));
             None
         }
     }

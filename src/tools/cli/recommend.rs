@@ -5,33 +5,28 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::chart::{chart_width, format_timeline_chart};
 use super::print::{
-    CommandOutcome, ProgressLine, fail_if_unwritten, format_micros, format_seconds, format_with_noun,
-    format_with_share, print_error, print_to_stdout,
+    CommandOutcome, fail_if_unwritten, format_seconds, format_with_noun, format_with_share, print_error,
+    print_to_stdout,
 };
-use super::rule_files::{TableFiles, read_settings_or_defaults};
 use super::traffic_input::{
-    CommandFailure, ReadProgress, check_table_names, compile_rules, list_limit_paths, open_traffic, parse_memory_size,
-    parse_table_argument, read_field_map, refuse_report_flag, refuse_rules_on_hashed_values, suggest_similar_paths,
+    CommandFailure, ReadTraffic, TrafficArgs, TrafficSetup, list_limit_paths, print_failure,
+    refuse_rules_on_hashed_values, suggest_similar_paths,
 };
 use crate::base::text::{escape_unprintable, to_pretty_json};
 use crate::base::text_table::{NumberAlignment, format_table};
 use crate::rules::rule::set::RuleSet;
-use crate::settings::value::number::ByteSize;
-use crate::tools::recommend::demand::{CollectedDemand, CollectorOptions, DemandCollector, ExistingLimit};
-use crate::tools::recommend::recommendation::{Recommendation, RejectedKeysGoal, SearchProgress, recommend_limits};
+use crate::tools::recommend::demand::{CollectorOptions, DemandCollector, LimitDemand};
+use crate::tools::recommend::recommendation::{RejectedKeysGoal, recommend_limits};
 use crate::tools::recommend::results::{
-    CurvePoint, PeakUseResults, RecommendationResults, RecordedRejections, SmallestLimit, TrafficBasisResults,
+    PeakUseResults, RecommendationResults, RecordedRejections, TrafficBasisResults,
 };
 use crate::tools::recommend::results_builder::{RecommendationParts, TrafficBasis};
-use crate::tools::recommend::verifier::Verifier;
-use crate::tools::replay::merge::MAX_TRAFFIC_FILES;
 use crate::tools::replay::replayer::{ReplayOptions, ReplayRules};
-use crate::tools::replay::source::{SourceOptions, SourceSummary, TrafficEvent};
+use crate::tools::replay::source::{SourceOptions, TrafficEvent};
 use crate::tools::simulate::warnings;
 
 /// Arguments of `recommend`.
@@ -40,42 +35,19 @@ pub(super) struct Args {
     /// Path of the limit, as in /rlconfig, such as shop.login
     #[arg(long, value_name = "PATH")]
     rule: String,
-    /// Decision logs: files, plain or compressed (gzip), redis:STREAM, or - for standard input
-    #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
-    traffic: Vec<PathBuf>,
+    #[command(flatten)]
+    traffic: TrafficArgs,
     /// Keys that may be rejected: a share with %, or a number
     #[arg(long, value_name = "SHARE", default_value = "0.1%", value_parser = parse_rejected_keys_goal)]
     rejected_keys: RejectedKeysGoal,
-    /// Rules with the limit, in place of the recorded ones
-    #[arg(long, value_name = "FILE", num_args = 1..)]
-    rules: Vec<PathBuf>,
-    /// Use this file for a table of the rules, in place of the one that they name; repeatable
-    #[arg(long, value_name = "NAME=FILE", requires = "rules", value_parser = parse_table_argument)]
-    table: Vec<(String, PathBuf)>,
-    /// Mapping of the fields of an access log (JSON lines) or of CSV to requests, in YAML
-    #[arg(long, value_name = "FILE", requires = "rules")]
-    map: Option<PathBuf>,
-    /// Removed
-    #[arg(long, value_name = "FILE", hide = true)]
-    report: Option<PathBuf>,
-    /// Write the results as one JSON object
-    #[arg(long)]
-    json: bool,
-    /// Memory of the recorded charges, and of the counters of each replay
-    #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = parse_memory_size)]
-    memory: ByteSize,
-    /// Number of keys that are read; further ones are left out
-    #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = clap::value_parser!(u32).range(1..))]
-    max_keys: u32,
 }
 
 pub(super) const HELP: &str = "\
-Finds, for each algorithm and period, the smallest limit that rejects at most a share of the keys at least once, by \
-replaying the recorded requests of each key through the algorithm. Then it replays all traffic under the limits found, \
-to verify them. Nothing is sent anywhere.
+Shows the peak use of the keys in any span of each period, and finds the smallest limit that rejects at most a share of \
+the keys at least once, by replaying the recorded requests of each key through the algorithm of the rule. Nothing is sent \
+anywhere.
 
-Requests that were rejected when they were recorded are part of the use. For token_bucket and leaky_bucket, the bucket \
-or queue may hold a multiple of the limit in the search, and is then reduced as far as the share allows.
+Requests that were rejected when they were recorded are part of the use. A bucket or queue holds as many as the limit.
 
 A chart shows when the recommended limit admits and rejects requests, as that of `tollkeeper simulate`.
 
@@ -110,13 +82,7 @@ fn parse_rejected_keys_goal(text: &str) -> Result<RejectedKeysGoal, String> {
 
 /// Recommends, and prints the results.
 pub(super) fn run(args: &Args) -> CommandOutcome {
-    match recommend_from_traffic(args) {
-        Ok(outcome) => outcome,
-        Err(CommandFailure { outcome, problem }) => {
-            print_error(problem);
-            outcome
-        }
-    }
+    print_failure(recommend_from_traffic(args))
 }
 
 /// Traffic and rules of the command.
@@ -130,40 +96,41 @@ struct RecommendInput<'a> {
 }
 
 fn recommend_from_traffic(args: &Args) -> Result<CommandOutcome, CommandFailure> {
-    check_flag_combination(args)?;
-    let settings = read_settings_or_defaults();
-    let map = args.map.as_deref().map(read_field_map).transpose()?;
-    let tables: TableFiles = args.table.iter().cloned().collect();
-    let fixed =
-        (!args.rules.is_empty()).then(|| compile_rules("--rules", &args.rules, &settings, &tables)).transpose()?;
-    check_table_names(&args.table, fixed.as_deref())?;
-    let replay = ReplayOptions { memory_bytes: args.memory.0, behaviour: Arc::new(settings.decisions.clone()) };
+    let TrafficSetup { rules: fixed, replay, sources, .. } = args.traffic.prepare(&[])?;
     let rule_sets: Vec<_> = fixed.iter().cloned().collect();
     if !rule_sets.is_empty() {
         check_limit_path(&args.rule, &rule_sets)?;
     }
     let rules = fixed.map_or(ReplayRules::Recorded, ReplayRules::Fixed);
-    let mut input =
-        RecommendInput { args, sources: SourceOptions::new(map, settings.decisions), rules, replay, rule_sets };
-    let (collected, basis) = input.collect_demand()?;
+    let mut input = RecommendInput { args, sources, rules, replay, rule_sets };
+    let (demand, basis) = input.collect_demand()?;
     check_limit_path(&args.rule, &input.rule_sets)?;
-    let Some(asked) = collected.demand.asked.clone() else {
+    let Some(asked) = demand.asked.clone() else {
         let problem = escape_unprintable(&format!("no request of the traffic charged {}", args.rule));
         return Err(CommandFailure { outcome: CommandOutcome::Failure, problem });
     };
-    let results = input.search_and_verify(collected, &asked, &basis)?;
+    let entries = input.rule_sets.iter().rev().find_map(|rules| rules.find_rule_path(&asked.rule));
+    let results = RecommendationResults::new(RecommendationParts {
+        path: &args.rule,
+        entries: entries.as_ref(),
+        demand: &demand,
+        asked: &asked,
+        goal: args.rejected_keys,
+        basis: &basis,
+        recommendation: &recommend_limits(&demand, &asked, args.rejected_keys),
+    });
     print_results(args, &results)
 }
 
 impl RecommendInput<'_> {
     /// Reads the demand on the limit.
-    fn collect_demand(&mut self) -> Result<(CollectedDemand, TrafficBasis), CommandFailure> {
-        let options = CollectorOptions { replay: self.replay.clone(), max_keys: self.args.max_keys as usize };
+    fn collect_demand(&mut self) -> Result<(LimitDemand, TrafficBasis), CommandFailure> {
+        let options = CollectorOptions { replay: self.replay.clone(), max_keys: self.args.traffic.max_keys as usize };
         let mut collector = DemandCollector::new(&self.args.rule, self.rules.clone(), &options);
         let mut is_cut = false;
         let rule_sets = &mut self.rule_sets;
         let is_fixed = matches!(self.rules, ReplayRules::Fixed(_));
-        let summary = read_traffic(&self.args.traffic, &self.sources, |event| {
+        let ReadTraffic { summary, .. } = self.args.traffic.read_traffic(&self.sources, |event| {
             match event {
                 TrafficEvent::Request(request) => is_cut = !collector.add_request(request)?,
                 TrafficEvent::Header(header) => {
@@ -184,59 +151,6 @@ impl RecommendInput<'_> {
         let basis = TrafficBasis::new(&collector, is_cut, warnings::collect_input_warnings(&collector.log, &summary));
         Ok((collector.finish(), basis))
     }
-
-    /// Searches, and verifies what was found.
-    fn search_and_verify(
-        &self,
-        CollectedDemand { demand, keys }: CollectedDemand,
-        asked: &ExistingLimit,
-        basis: &TrafficBasis,
-    ) -> Result<RecommendationResults, CommandFailure> {
-        let mut line = ProgressLine::start();
-        let progress = |SearchProgress { done, of }| line.show(|| format!("searched {done} of {of} kinds of limits"));
-        let recommendation = recommend_limits(&demand, asked, self.args.rejected_keys, progress);
-        drop(line);
-        let entries = self.rule_sets.iter().rev().find_map(|rules| rules.find_rule_path(&asked.rule));
-        let mut results = RecommendationResults::new(RecommendationParts {
-            path: &self.args.rule,
-            entries: entries.as_ref(),
-            demand: &demand,
-            asked,
-            goal: self.args.rejected_keys,
-            basis,
-            recommendation: &recommendation,
-        });
-        if self.args.traffic.iter().any(|path| path == Path::new("-")) {
-            results.warnings.push("standard input can be read only once: the limits are not verified".to_owned());
-            return Ok(results);
-        }
-        let limits = |recommendation: &Recommendation| {
-            recommendation.candidates.iter().filter_map(|candidate| candidate.limit).collect()
-        };
-        let rules = self.rules.clone();
-        let verifier = Verifier::new(asked, limits(&recommendation), keys, rules, self.replay.clone());
-        let verifier = self.verify_limits(verifier, basis.requests)?;
-        results.add_verification(verifier.verified_figures(), verifier.counter_losses());
-        results.timeline = verifier.recommended_timeline();
-        Ok(results)
-    }
-
-    /// Replays the first `requests` requests again.
-    fn verify_limits(&self, mut verifier: Verifier, requests: u64) -> Result<Verifier, CommandFailure> {
-        let mut left = requests;
-        read_traffic(&self.args.traffic, &self.sources, |event| {
-            match event {
-                TrafficEvent::Request(request) => {
-                    verifier.replay_request(request)?;
-                    left -= 1;
-                }
-                TrafficEvent::Header(header) => verifier.apply_header(header)?,
-                TrafficEvent::Dropped(_) => {}
-            }
-            Ok(left > 0)
-        })?;
-        Ok(verifier)
-    }
 }
 
 /// Adds a rule set that is new.
@@ -246,52 +160,17 @@ fn add_rule_set_if_new(rule_sets: &mut Vec<Arc<RuleSet>>, rules: Option<&Arc<Rul
     }
 }
 
-/// Reads traffic until `each` returns false, and shows progress.
-fn read_traffic(
-    paths: &[PathBuf],
-    sources: &SourceOptions,
-    mut each: impl FnMut(&TrafficEvent) -> Result<bool, CommandFailure>,
-) -> Result<SourceSummary, CommandFailure> {
-    let mut progress = ReadProgress::start(paths);
-    let mut traffic = open_traffic(paths, sources, &progress.bytes)?;
-    let mut events: u64 = 0;
-    while let Some(event) = traffic.next_event()? {
-        events += 1;
-        if events.is_multiple_of(1 << 14) {
-            progress.show();
-        }
-        if !each(event)? {
-            break;
-        }
-    }
-    Ok(traffic.summary())
-}
-
 fn print_results(args: &Args, results: &RecommendationResults) -> Result<CommandOutcome, CommandFailure> {
-    let text = if args.json { to_pretty_json(results)? + "\n" } else { format_results(results) };
-    let is_found = results.limits.iter().any(|limit| limit.recommended);
+    let text = if args.traffic.json { to_pretty_json(results)? + "\n" } else { format_results(results) };
+    let is_found = !results.limits.is_empty();
     let outcome = fail_if_unwritten(
         print_to_stdout(text),
         if is_found { CommandOutcome::Success } else { CommandOutcome::Failure },
     );
     if !is_found {
-        print_error("no limit rejects so few keys (raise --rejected-keys)");
+        print_error("no limit rejects so few keys (raise --rejected-keys, or give --rules with another algorithm)");
     }
     Ok(outcome)
-}
-
-/// Checks the combination of flags.
-fn check_flag_combination(args: &Args) -> Result<(), CommandFailure> {
-    refuse_report_flag(args.report.as_deref())?;
-    let reads = [&args.traffic, &args.rules].into_iter().flatten();
-    let problem = if args.traffic.len() > MAX_TRAFFIC_FILES {
-        format!("--traffic has more than {MAX_TRAFFIC_FILES} files (read them in parts)")
-    } else if reads.filter(|path| *path == Path::new("-")).count() > 1 {
-        "standard input (-) can be read only once".to_owned()
-    } else {
-        return Ok(());
-    };
-    Err(CommandFailure::usage_error(problem))
 }
 
 /// Maximum number of limits of plans that a message names.
@@ -314,7 +193,7 @@ fn check_limit_path(path: &str, rule_sets: &[Arc<RuleSet>]) -> Result<(), Comman
     let of_rule = rules().find(|compiled| compiled.rule.path == path);
     let problem = if is_concurrent {
         format!(
-            "--rule {path}: the limit is concurrent, and recommend searches numbers of requests per period (simulate \
+            "--rule {path}: the limit is concurrent, and recommend finds numbers of requests per period (simulate \
              replays a concurrent limit with another number)"
         )
     } else if of_rule.is_some_and(|compiled| compiled.rule.plan.is_some()) {
@@ -331,11 +210,6 @@ fn check_limit_path(path: &str, rule_sets: &[Arc<RuleSet>]) -> Result<(), Comman
     };
     Err(CommandFailure::usage_error(escape_unprintable(&problem)))
 }
-
-/// Shares of rejected keys in the text plot, in percent.
-const CURVE_PERCENTS: [f64; 9] = [50.0, 20.0, 10.0, 5.0, 2.0, 1.0, 0.5, 0.1, 0.0];
-/// Width of a bar that stands for all keys.
-const BAR_WIDTH: f64 = 40.0;
 
 /// Formats the results.
 fn format_results(results: &RecommendationResults) -> String {
@@ -361,9 +235,7 @@ fn format_results(results: &RecommendationResults) -> String {
         let periods: Vec<&str> = results.left_out_periods.iter().map(|left_out| &*left_out.period).collect();
         line("left out", format!("{}: {}", periods.join(", "), first.reason));
     }
-    page += &format_peak_use_table(&results.uses);
-    page += &format_smallest_limits(results);
-    page += &format_rejection_curve(results);
+    page += &format_limits_by_period(results);
     if let Some(timeline) = &results.timeline {
         page += &format_timeline_chart("under the recommended limit", timeline, &basis.last, chart_width());
     }
@@ -407,64 +279,20 @@ fn format_already_rejected(already: &RecordedRejections) -> String {
     escape_unprintable(&text)
 }
 
-fn format_peak_use_table(uses: &[PeakUseResults]) -> String {
+/// Formats the peak use of each period, and its smallest limit.
+fn format_limits_by_period(results: &RecommendationResults) -> String {
     let row = |used: &PeakUseResults| {
+        let found = results.limits.iter().find(|limit| limit.period == used.period);
+        let mark = if found.is_some_and(|limit| limit.recommended) { " *" } else { "" };
+        let limit = found.map_or_else(|| "none".to_owned(), |limit| limit.requests_per_unit.to_string());
+        let rejected = found.map(|limit| format_with_share(limit.rejected_keys, results.basis.keys));
         let numbers = [used.p50, used.p90, used.p99, used.max].map(|number| number.to_string());
-        [format!("any {}", used.period)].into_iter().chain(numbers).collect::<Vec<_>>()
+        let period = format!("any {}{mark}", used.period);
+        [period].into_iter().chain(numbers).chain([limit, rejected.unwrap_or_default()]).collect::<Vec<_>>()
     };
-    format!(
-        "\n{}",
-        format_table(&["HITS PER KEY IN", "P50", "P90", "P99", "MAX"], uses.iter().map(row), NumberAlignment::Left)
-    )
-}
-
-fn format_smallest_limits(results: &RecommendationResults) -> String {
-    let keys = results.basis.keys;
-    let row = |limit: &SmallestLimit| {
-        let mark = if limit.recommended { " *" } else { "" };
-        let number = |number: Option<u32>| number.map_or_else(String::new, |number| number.to_string());
-        let rejected = format_with_share(limit.rejected_keys, keys);
-        let rejected = match (&limit.verified, limit.requests_per_unit) {
-            (_, None) => format!("at least {rejected}"),
-            (Some(verified), _) if verified.rejected_keys == limit.rejected_keys => format!("{rejected}, verified"),
-            (Some(verified), _) => format!("{rejected}, replay: {}", verified.rejected_keys),
-            (None, _) => rejected,
-        };
-        vec![
-            format!("{}{mark}", limit.algorithm),
-            limit.period.clone(),
-            limit.requests_per_unit.map_or_else(|| "none".to_owned(), |limit| limit.to_string()),
-            number(limit.bucket_size.or(limit.queue_size)),
-            rejected,
-            limit
-                .verified
-                .map_or_else(String::new, |verified| format_with_share(verified.rejected_requests, verified.requests)),
-        ]
-    };
-    let headings = ["ALGORITHM", "PERIOD", "LIMIT", "BUCKET", "REJECTED KEYS", "REJECTED REQUESTS"];
-    let table = format_table(&headings, results.limits.iter().map(row), NumberAlignment::Left);
-    let mut page = format!("\n{table}");
-    if results.yaml.is_some() {
-        page += "* recommended: the algorithm and the period of the rule come first\n";
-    }
-    // Writing to a String does not fail.
-    let _ = writeln!(page, "leaky_bucket: callers wait for {} at most", format_micros(results.basis.max_delay_us));
-    page
-}
-
-/// Formats the smallest limit for several shares of rejected keys, with bars.
-fn format_rejection_curve(results: &RecommendationResults) -> String {
-    let mut points: Vec<&CurvePoint> = Vec::new();
-    for percent in CURVE_PERCENTS {
-        let Some(point) = results.curve.iter().find(|point| point.share * 100.0 <= percent) else { continue };
-        if points.last() != Some(&point) {
-            points.push(point);
-        }
-    }
-    let rows = points.into_iter().map(|point| {
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "0 to the width")]
-        let width = (point.share * BAR_WIDTH).ceil() as usize;
-        vec![point.number.to_string(), format_with_share(point.keys, results.basis.keys), "#".repeat(width)]
-    });
-    format!("\n{}", format_table(&["LIMIT", "REJECTED KEYS", ""], rows, NumberAlignment::Left))
+    let headings = ["HITS PER KEY IN", "P50", "P90", "P99", "MAX", "LIMIT", "REJECTED KEYS"];
+    let table = format_table(&headings, results.uses.iter().map(row), NumberAlignment::Left);
+    let recommended = results.limits.first();
+    let note = recommended.map(|limit| format!("limits by {}; * is that of the rule to paste\n", limit.algorithm));
+    format!("\n{table}{}", note.unwrap_or_default())
 }

@@ -54,12 +54,14 @@ impl CheckedRules {
     ///
     /// `diagnostics` are problems found before.
     pub(super) fn read_and_compile(paths: &[PathBuf], options: &CompileOptions, diagnostics: Diagnostics) -> Self {
-        Self::read_and_compile_with_replaced_tables(paths, options, diagnostics, &TableFiles::default())
+        Self::read_and_compile_documents(paths, DocumentSelection::All, options, diagnostics, &TableFiles::default())
     }
 
-    /// Reads and compiles as [`CheckedRules::read_and_compile`], with other files of tables.
-    pub(super) fn read_and_compile_with_replaced_tables(
+    /// Reads and compiles as [`CheckedRules::read_and_compile`], these documents of each file, with other files of
+    /// tables.
+    pub(super) fn read_and_compile_documents(
         paths: &[PathBuf],
+        documents: DocumentSelection,
         options: &CompileOptions,
         mut diagnostics: Diagnostics,
         tables: &TableFiles,
@@ -82,8 +84,7 @@ impl CheckedRules {
                 },
             );
             read.warnings.iter().for_each(|warning| diagnostics.push(warning.to_diagnostic(Severity::Warning)));
-            let source =
-                |file: RuleFile| RuleText { name: file.name, bytes: file.bytes, documents: DocumentSelection::All };
+            let source = |file: RuleFile| RuleText { name: file.name, bytes: file.bytes, documents };
             sources.extend(read.files.into_iter().map(source));
             sets = read.sets;
         }
@@ -94,7 +95,7 @@ impl CheckedRules {
                 let problem = PathProblem::Unreadable(error.to_string());
                 diagnostics.push(PathError { path: STDIN_PATH.into(), problem }.to_diagnostic(Severity::Error));
             }
-            sources.push(RuleText { name: STDIN_PATH.into(), bytes: text, documents: DocumentSelection::All });
+            sources.push(RuleText { name: STDIN_PATH.into(), bytes: text, documents });
         }
         let options = CompileOptions { set_files: Arc::new(SetFiles::from(sets)), ..options.clone() };
         Self::compile(sources, &options, diagnostics, tables)
@@ -102,7 +103,7 @@ impl CheckedRules {
 
     /// Compiles files, and reads their tables; `diagnostics` are problems of others. `tables` replace files that the
     /// rules name.
-    pub(super) fn compile(
+    fn compile(
         sources: Vec<RuleText>,
         options: &CompileOptions,
         mut diagnostics: Diagnostics,

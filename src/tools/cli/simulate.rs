@@ -5,7 +5,7 @@
 //! Decides: several `--fail-if` (one suffices), an unknown limit in one.
 
 use std::fmt::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::chart::{chart_width, format_timeline_chart};
@@ -13,18 +13,16 @@ use super::print::{
     CommandOutcome, escape_and_shorten, fail_if_unwritten, format_latency, format_micros, format_seconds,
     format_with_noun, format_with_share, print_error, print_to_stdout,
 };
-use super::rule_files::{TableFiles, read_settings_or_defaults};
+use super::rule_files::TableFiles;
 use super::traffic_input::{
-    CommandFailure, ReadProgress, check_table_names, compile_rules, list_limit_paths, open_traffic, parse_memory_size,
-    parse_table_argument, read_field_map, refuse_report_flag, refuse_rules_on_hashed_values, suggest_similar_paths,
+    CommandFailure, ReadTraffic, TrafficArgs, TrafficSetup, compile_rules, list_limit_paths, print_failure,
+    refuse_rules_on_hashed_values, suggest_similar_paths,
 };
 use crate::base::text::{escape_unprintable, to_pretty_json};
 use crate::base::text_table::{NumberAlignment, format_table};
 use crate::base::threads::thread_cpu_time;
 use crate::rules::rule::set::RuleSet;
-use crate::settings::value::number::ByteSize;
-use crate::tools::replay::merge::MAX_TRAFFIC_FILES;
-use crate::tools::replay::replayer::{ReplayOptions, ReplayRules};
+use crate::tools::replay::replayer::ReplayRules;
 use crate::tools::replay::source::{SourceOptions, TrafficEvent};
 use crate::tools::simulate::fail_condition::{ConditionJudge, FailCondition, MinFidelity};
 use crate::tools::simulate::results::{
@@ -37,42 +35,20 @@ use crate::tools::simulate::warnings;
 /// Arguments of `simulate`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// New rules: rule files, directories of rule files, or -; without them the recorded rules
-    #[arg(long, value_name = "PATH", num_args = 1..)]
-    rules: Vec<PathBuf>,
+    #[command(flatten)]
+    traffic: TrafficArgs,
     /// Rules to compare with; without them those that the log recorded
     #[arg(long, value_name = "PATH", num_args = 1.., requires = "rules")]
     against: Vec<PathBuf>,
-    /// Use this file for a table of the new rules, in place of the one that they name; repeatable
-    #[arg(long, value_name = "NAME=FILE", requires = "rules", value_parser = parse_table_argument)]
-    table: Vec<(String, PathBuf)>,
-    /// Decision logs: files, plain or compressed (gzip), redis:STREAM, or - for standard input
-    #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
-    traffic: Vec<PathBuf>,
-    /// Mapping of the fields of an access log (JSON lines) or of CSV to requests, in YAML
-    #[arg(long, value_name = "FILE")]
-    map: Option<PathBuf>,
     /// Fail if a figure is reached, such as 'rejected(shop.login) > 1%'; repeatable
     #[arg(long, value_name = "CONDITION")]
     fail_if: Vec<FailCondition>,
     /// Judge no condition if the replay repeats fewer of the recorded decisions
     #[arg(long, value_name = "SHARE", default_value = "99%")]
     min_fidelity: MinFidelity,
-    /// Removed
-    #[arg(long, value_name = "FILE", hide = true)]
-    report: Option<PathBuf>,
-    /// Write the results as one JSON object
-    #[arg(long)]
-    json: bool,
     /// Number of keys in each list
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..=1000))]
     top: u16,
-    /// Memory of the counters of each replay
-    #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = parse_memory_size)]
-    memory: ByteSize,
-    /// Number of keys that are told apart in each replay; beyond it they are estimated
-    #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = clap::value_parser!(u32).range(1..))]
-    max_keys: u32,
 }
 
 pub(super) const HELP: &str = "\
@@ -116,52 +92,38 @@ nothing to compare with, or a condition that cannot be judged.";
 
 /// Simulates, and prints the results.
 pub(super) fn run(args: &Args) -> CommandOutcome {
-    match simulate(args) {
-        Ok(outcome) => outcome,
-        Err(CommandFailure { outcome, problem }) => {
-            print_error(problem);
-            outcome
-        }
-    }
+    print_failure(simulate(args))
 }
 
 fn simulate(args: &Args) -> Result<CommandOutcome, CommandFailure> {
-    check_flag_combination(args)?;
-    let settings = read_settings_or_defaults();
-    let map = args.map.as_deref().map(read_field_map).transpose()?;
-    let tables: TableFiles = args.table.iter().cloned().collect();
-    let new =
-        (!args.rules.is_empty()).then(|| compile_rules("--rules", &args.rules, &settings, &tables)).transpose()?;
-    check_table_names(&args.table, new.as_deref())?;
-    let against = (!args.against.is_empty())
-        .then(|| compile_rules("--against", &args.against, &settings, &TableFiles::default()))
-        .transpose()?;
+    let Args { traffic: TrafficArgs { map, max_keys, .. }, against, fail_if, .. } = args;
+    let TrafficSetup { settings, rules: new, replay, sources } = args.traffic.prepare(against)?;
+    if map.is_some() && against.is_empty() && fail_if.iter().any(FailCondition::needs_old_rules) {
+        let problem = "newly_rejected and newly_admitted need --against".to_owned();
+        return Err(CommandFailure::usage_error(problem));
+    }
+    let against = compile_rules("--against", against, &settings, &TableFiles::default())?;
     check_condition_limits(args, new.as_deref(), against.as_deref())?;
     let fixed: Vec<Arc<RuleSet>> = new.iter().chain(&against).cloned().collect();
-    let old = match (&new, against, &map) {
-        (_, Some(against), _) => Some(ReplayRules::Fixed(against)),
+    let old = match (&new, &against, map) {
+        (_, Some(against), _) => Some(ReplayRules::Fixed(Arc::clone(against))),
         // Only a decision log has rules.
         (Some(_), None, None) => Some(ReplayRules::Recorded),
         _ => None,
     };
     let new = new.map_or(ReplayRules::Recorded, ReplayRules::Fixed);
-    let options = SimulationOptions {
-        replay: ReplayOptions { memory_bytes: args.memory.0, behaviour: Arc::new(settings.decisions.clone()) },
-        max_keys: args.max_keys as usize,
-    };
-    let is_log = map.is_none();
+    let options = SimulationOptions { replay, max_keys: *max_keys as usize };
     let mut simulation = Simulation::new(new, old, &options);
-    if is_log && !args.against.is_empty() && !args.fail_if.is_empty() {
+    if map.is_none() && against.is_some() && !fail_if.is_empty() {
         simulation.enable_verification(&options);
     }
-    let sources = SourceOptions::new(map, settings.decisions);
     let results = replay_traffic(args, &mut simulation, &sources, &fixed)?;
     print_results(args, &results, describe_missing_rules(args, &simulation, &results).as_deref())
 }
 
 /// Tells that a decision log lacks the rules to compare with.
 fn describe_missing_rules(args: &Args, simulation: &Simulation, results: &SimulationResults) -> Option<String> {
-    let is_compared = args.rules.is_empty() || args.map.is_some() || results.changes.is_some();
+    let is_compared = args.traffic.rules.is_empty() || args.traffic.map.is_some() || results.changes.is_some();
     let missing = match simulation.log.rule_sets {
         0 => "the log has no rules (no header)",
         _ => "the log has no rules of its decisions, only others",
@@ -176,17 +138,10 @@ fn replay_traffic(
     sources: &SourceOptions,
     fixed: &[Arc<RuleSet>],
 ) -> Result<SimulationResults, CommandFailure> {
-    let mut progress = ReadProgress::start(&args.traffic);
-    let mut traffic = open_traffic(&args.traffic, sources, &progress.bytes)?;
     let started = thread_cpu_time();
-    while let Some(event) = traffic.next_event()? {
+    let ReadTraffic { summary, decode_time } = args.traffic.read_traffic(sources, |event| {
         match event {
-            TrafficEvent::Request(request) => {
-                simulation.replay_request(request)?;
-                if simulation.requests.is_multiple_of(1 << 14) {
-                    progress.show();
-                }
-            }
+            TrafficEvent::Request(request) => simulation.replay_request(request)?,
             TrafficEvent::Header(header) => {
                 if header.hashed_values {
                     refuse_rules_on_hashed_values(fixed.iter().chain(&header.rules))?;
@@ -195,7 +150,8 @@ fn replay_traffic(
             }
             TrafficEvent::Dropped(count) => simulation.log.dropped += count,
         }
-    }
+        Ok(true)
+    })?;
     if simulation.requests == 0 {
         return Err(CommandFailure {
             outcome: CommandOutcome::Failure,
@@ -208,10 +164,9 @@ fn replay_traffic(
     }
     simulation.discard_replay_if_rules_unknown();
     let replay_seconds = (thread_cpu_time() - started).as_secs_f64();
-    let decode_seconds = traffic.decode_time.as_secs_f64();
+    let decode_seconds = decode_time.as_secs_f64();
     let speed =
         ReplaySpeed::new(simulation.count_replayed_decisions(), simulation.requests, replay_seconds, decode_seconds);
-    let summary = traffic.summary();
     let mut results = SimulationResults::new(simulation, &summary, speed, args.top.into());
     let of_rules = fixed.iter().flat_map(|rules| warnings::collect_rule_warnings(rules));
     results.warnings = warnings::collect_warnings(simulation, &summary, &results).into_iter().chain(of_rules).collect();
@@ -222,7 +177,7 @@ fn replay_traffic(
     let gate = ConditionJudge {
         results: &results,
         summary: &summary,
-        min_fidelity: Some(args.min_fidelity).filter(|_| args.map.is_none()),
+        min_fidelity: Some(args.min_fidelity).filter(|_| args.traffic.map.is_none()),
     };
     results.conditions = args.fail_if.iter().map(|condition| gate.judge_condition(condition)).collect();
     Ok(results)
@@ -234,7 +189,7 @@ fn print_results(
     results: &SimulationResults,
     missing: Option<&str>,
 ) -> Result<CommandOutcome, CommandFailure> {
-    let page = if args.json { to_pretty_json(results)? + "\n" } else { format_results(results) };
+    let page = if args.traffic.json { to_pretty_json(results)? + "\n" } else { format_results(results) };
     let outcome = if results.conditions.iter().any(|condition| condition.fails) {
         CommandOutcome::Failure
     } else if missing.is_some() || results.conditions.iter().any(|condition| condition.not_judged.is_some()) {
@@ -254,25 +209,6 @@ fn print_results(
     }
     missing.into_iter().for_each(print_error);
     Ok(outcome)
-}
-
-/// Checks the combination of flags.
-fn check_flag_combination(args: &Args) -> Result<(), CommandFailure> {
-    refuse_report_flag(args.report.as_deref())?;
-    let Args { traffic, rules, against, map, fail_if, .. } = args;
-    let reads = [traffic, rules, against].into_iter().flatten();
-    let problem = if traffic.len() > MAX_TRAFFIC_FILES {
-        format!("--traffic has more than {MAX_TRAFFIC_FILES} files (replay them in parts)")
-    } else if reads.filter(|path| *path == Path::new("-")).count() > 1 {
-        "standard input (-) can be read only once".to_owned()
-    } else if map.is_some() && rules.is_empty() {
-        "--map needs --rules: such traffic has no rules of its own".to_owned()
-    } else if map.is_some() && against.is_empty() && fail_if.iter().any(FailCondition::needs_old_rules) {
-        "newly_rejected and newly_admitted need --against".to_owned()
-    } else {
-        return Ok(());
-    };
-    Err(CommandFailure::usage_error(problem))
 }
 
 /// Checks that the rules have the limits of all conditions.

@@ -1,4 +1,4 @@
-//! Common parts of the commands that read recorded traffic: its files and streams, bounds, progress and errors.
+//! Common parts of the commands that read recorded traffic: their arguments, files and streams, progress and errors.
 //!
 //! Decides: how traffic files are read, rotated ones too; the range of `--memory`, the size of `--map`.
 //! Decides: hashed values that rules match on.
@@ -8,13 +8,15 @@ use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 use std::{env, fs};
 
-use super::print::{CommandOutcome, ProgressLine};
+use super::print::{CommandOutcome, ProgressLine, print_error};
 use super::rule_files::{self, CheckedRules, TableFiles};
 use crate::base::text::escape_unprintable;
 use crate::rules::diagnostic::Diagnostics;
 use crate::rules::rule::set::RuleSet;
+use crate::rules::yaml::DocumentSelection;
 use crate::settings::Settings;
 use crate::settings::decision_log::{RedisStreamSettings, SinkSettings};
 use crate::settings::problem::SettingsError;
@@ -22,8 +24,9 @@ use crate::settings::redis::deployment::URL_FLAG;
 use crate::settings::value::SettingValue as _;
 use crate::settings::value::number::ByteSize;
 use crate::tools::replay::field_map::FieldMap;
-use crate::tools::replay::merge::MergedTraffic;
-use crate::tools::replay::source::{SourceOptions, TrafficLocation};
+use crate::tools::replay::merge::{MAX_TRAFFIC_FILES, MergedTraffic};
+use crate::tools::replay::replayer::ReplayOptions;
+use crate::tools::replay::source::{SourceOptions, SourceSummary, TrafficEvent, TrafficLocation};
 
 /// Problem of a command, with its outcome.
 #[derive(Debug)]
@@ -44,14 +47,128 @@ impl<E: std::error::Error> From<E> for CommandFailure {
     }
 }
 
+/// Arguments of the commands that replay traffic.
+#[derive(Debug, clap::Args)]
+#[group(skip)]
+pub(super) struct TrafficArgs {
+    /// Rule files, directories of rule files, or -; without them the recorded rules
+    #[arg(long, value_name = "PATH", num_args = 1..)]
+    pub(super) rules: Vec<PathBuf>,
+    /// Use this file for a table of --rules, in place of the one that they name; repeatable
+    #[arg(long, value_name = "NAME=FILE", requires = "rules", value_parser = parse_table_argument)]
+    table: Vec<(String, PathBuf)>,
+    /// Decision logs: files, plain or compressed (gzip), redis:STREAM, or - for standard input
+    #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
+    pub(super) traffic: Vec<PathBuf>,
+    /// Mapping of the fields of an access log (JSON lines) or of CSV to requests, in YAML
+    #[arg(long, value_name = "FILE")]
+    pub(super) map: Option<PathBuf>,
+    /// Removed
+    #[arg(long, value_name = "FILE", hide = true)]
+    report: Option<PathBuf>,
+    /// Write the results as one JSON object
+    #[arg(long)]
+    pub(super) json: bool,
+    /// Memory of the counters of each replay; `recommend` keeps as much of recorded charges
+    #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = parse_memory_size)]
+    memory: ByteSize,
+    /// Number of keys that are told apart; `simulate` estimates further ones, `recommend` leaves them out
+    #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(super) max_keys: u32,
+}
+
+/// Settings and rules of a replay.
+pub(super) struct TrafficSetup {
+    pub(super) settings: Settings,
+    /// Rules of `--rules`.
+    pub(super) rules: Option<Arc<RuleSet>>,
+    pub(super) replay: ReplayOptions,
+    pub(super) sources: SourceOptions,
+}
+
+impl TrafficArgs {
+    /// Checks the combination of flags, and reads settings, rules and mapping. `other_rules` are further paths that the
+    /// command reads.
+    pub(super) fn prepare(&self, other_rules: &[PathBuf]) -> Result<TrafficSetup, CommandFailure> {
+        let reads = [&self.traffic[..], &self.rules, other_rules].into_iter().flatten();
+        let problem = match () {
+            () if self.report.is_some() => REPORT_REMOVED.to_owned(),
+            () if self.traffic.len() > MAX_TRAFFIC_FILES => {
+                format!("--traffic has more than {MAX_TRAFFIC_FILES} files (read them in parts)")
+            }
+            () if reads.filter(|path| *path == Path::new("-")).count() > 1 => {
+                "standard input (-) can be read only once".to_owned()
+            }
+            () if self.map.is_some() && self.rules.is_empty() => {
+                "--map needs --rules: such traffic has no rules of its own".to_owned()
+            }
+            () => return self.read_setup(),
+        };
+        Err(CommandFailure::usage_error(problem))
+    }
+
+    fn read_setup(&self) -> Result<TrafficSetup, CommandFailure> {
+        let settings = rule_files::read_settings_or_defaults();
+        let map = self.map.as_deref().map(read_field_map).transpose()?;
+        let tables: TableFiles = self.table.iter().cloned().collect();
+        let rules = compile_rules("--rules", &self.rules, &settings, &tables)?;
+        check_table_names(&self.table, rules.as_deref())?;
+        let behaviour = Arc::new(settings.decisions.clone());
+        let sources = SourceOptions::new(map, settings.decisions.clone());
+        let replay = ReplayOptions { memory_bytes: self.memory.0, behaviour };
+        Ok(TrafficSetup { settings, rules, replay, sources })
+    }
+
+    /// Reads the traffic until `each` returns false, and shows progress.
+    pub(super) fn read_traffic(
+        &self,
+        sources: &SourceOptions,
+        mut each: impl FnMut(&TrafficEvent) -> Result<bool, CommandFailure>,
+    ) -> Result<ReadTraffic, CommandFailure> {
+        let mut progress = ReadProgress::start(&self.traffic);
+        let locations = self.traffic.iter().map(|path| parse_log_location("--traffic", path));
+        let locations: Vec<TrafficLocation> = locations.collect::<Result<_, _>>()?;
+        let mut traffic = MergedTraffic::open(&locations, sources, &progress.bytes)?;
+        let mut events: u64 = 0;
+        while let Some(event) = traffic.next_event()? {
+            events += 1;
+            if events.is_multiple_of(1 << 14) {
+                progress.show();
+            }
+            if !each(event)? {
+                break;
+            }
+        }
+        Ok(ReadTraffic { summary: traffic.summary(), decode_time: traffic.decode_time })
+    }
+}
+
+/// Traffic that was read.
+pub(super) struct ReadTraffic {
+    pub(super) summary: SourceSummary,
+    /// CPU time of decoding it.
+    pub(super) decode_time: Duration,
+}
+
+const REPORT_REMOVED: &str =
+    "--report was removed: the text shows requests over time as a chart, and --json writes all figures";
+
+/// Prints a failure of a command, and returns its outcome.
+pub(super) fn print_failure(failed: Result<CommandOutcome, CommandFailure>) -> CommandOutcome {
+    failed.unwrap_or_else(|CommandFailure { outcome, problem }| {
+        print_error(problem);
+        outcome
+    })
+}
+
 /// Parses `--memory`: bytes of counters, 1 MiB to 1 TiB.
-pub(super) fn parse_memory_size(text: &str) -> Result<ByteSize, String> {
+fn parse_memory_size(text: &str) -> Result<ByteSize, String> {
     const MEMORY_SIZE_RANGE: &str = "1MiB to 1024GiB";
     ByteSize::parse(text, MEMORY_SIZE_RANGE).map_err(|invalid| format!("{}; {}", invalid.what, invalid.fix))
 }
 
 /// Parses `NAME=FILE`.
-pub(super) fn parse_table_argument(text: &str) -> Result<(String, PathBuf), String> {
+fn parse_table_argument(text: &str) -> Result<(String, PathBuf), String> {
     match text.split_once('=') {
         Some((name, file)) if !name.is_empty() && !file.is_empty() => Ok((name.to_owned(), file.into())),
         _ => Err("write the name of a table and a file, such as customers=new.csv".to_owned()),
@@ -59,7 +176,7 @@ pub(super) fn parse_table_argument(text: &str) -> Result<(String, PathBuf), Stri
 }
 
 /// Checks that the rules have the tables whose files are replaced.
-pub(super) fn check_table_names(tables: &[(String, PathBuf)], rules: Option<&RuleSet>) -> Result<(), CommandFailure> {
+fn check_table_names(tables: &[(String, PathBuf)], rules: Option<&RuleSet>) -> Result<(), CommandFailure> {
     let Some(rules) = rules else { return Ok(()) };
     let names = || rules.domains().flat_map(|domain| &domain.tables).map(|table| table.name.to_string());
     for (name, _) in tables {
@@ -72,25 +189,28 @@ pub(super) fn check_table_names(tables: &[(String, PathBuf)], rules: Option<&Rul
     Ok(())
 }
 
-/// Compiles the rules of a flag, with these files of tables.
+/// Compiles the rules of a flag, with these files of tables; `None` without paths.
 pub(super) fn compile_rules(
     flag: &str,
     paths: &[PathBuf],
     settings: &Settings,
     tables: &TableFiles,
-) -> Result<Arc<RuleSet>, CommandFailure> {
+) -> Result<Option<Arc<RuleSet>>, CommandFailure> {
+    if paths.is_empty() {
+        return Ok(None);
+    }
     let mut found = Diagnostics::default();
     let options = rule_files::build_compile_options(settings, None, &mut found);
-    let rules = CheckedRules::read_and_compile_with_replaced_tables(paths, &options, found, tables);
+    let rules = CheckedRules::read_and_compile_documents(paths, DocumentSelection::All, &options, found, tables);
     let problem = || format!("the rules of {flag} have errors\n{}", rules.format_problems().trim_end());
     match rules.set {
-        Some(set) => Ok(Arc::new(set)),
+        Some(set) => Ok(Some(Arc::new(set))),
         None => Err(CommandFailure { outcome: CommandOutcome::Failure, problem: problem() }),
     }
 }
 
 /// Reads the mapping of `--map`.
-pub(super) fn read_field_map(path: &Path) -> Result<FieldMap, CommandFailure> {
+fn read_field_map(path: &Path) -> Result<FieldMap, CommandFailure> {
     const MAX_FIELD_MAP_BYTES: u64 = 1 << 20;
     let usage = |problem: String| {
         CommandFailure::usage_error(escape_unprintable(&format!("--map {}: {problem}", path.display())))
@@ -136,39 +256,22 @@ pub(super) fn refuse_rules_on_hashed_values<'r>(
     }
 }
 
-/// Opens files and streams of `--traffic`. Adds the bytes that are read to `bytes`.
-pub(super) fn open_traffic(
-    paths: &[PathBuf],
-    sources: &SourceOptions,
-    bytes: &Arc<AtomicU64>,
-) -> Result<MergedTraffic, CommandFailure> {
-    let locations: Vec<TrafficLocation> =
-        paths.iter().map(|path| parse_traffic_location(path)).collect::<Result<_, _>>()?;
-    Ok(MergedTraffic::open(&locations, sources, bytes)?)
-}
-
-/// Returns the location of traffic; a stream is in the Redis of the server's settings.
-fn parse_traffic_location(path: &Path) -> Result<TrafficLocation, CommandFailure> {
+/// Returns the location of a log that a flag names; a stream is in the Redis of the server's settings.
+pub(super) fn parse_log_location(flag: &str, path: &Path) -> Result<TrafficLocation, CommandFailure> {
     match path.to_str().and_then(|text| text.strip_prefix("redis:")) {
         None if path.is_dir() => {
             let path = path.display();
-            let problem = format!("--traffic {path}: is a directory (give its files, such as {path}/*)");
+            let problem = format!("{flag} {path}: is a directory (give its files, such as {path}/*)");
             Err(CommandFailure::usage_error(escape_unprintable(&problem)))
         }
         None => Ok(TrafficLocation::File(path.to_owned())),
         Some(key) => match read_stream_settings(key, None) {
             Ok(stream) => Ok(TrafficLocation::Stream(Box::new(stream))),
             Err(problem) => {
-                Err(CommandFailure::usage_error(escape_unprintable(&format!("--traffic redis:{key}: {problem}"))))
+                Err(CommandFailure::usage_error(escape_unprintable(&format!("{flag} redis:{key}: {problem}"))))
             }
         },
     }
-}
-
-/// Refuses `--report` of earlier versions.
-pub(super) fn refuse_report_flag(report: Option<&Path>) -> Result<(), CommandFailure> {
-    let problem = "--report was removed: the text shows requests over time as a chart, and --json writes all figures";
-    report.map_or(Ok(()), |_| Err(CommandFailure::usage_error(problem.to_owned())))
 }
 
 /// Progress of reading files.

@@ -2,34 +2,34 @@
 //!
 //! Decides: options of `why`: `--window`, `--max`; which logs `why --log` opens: no rotated files.
 
+use std::env;
 use std::fmt::Write as _;
-use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
-use std::{env, io};
 
 use super::print::{
     CommandOutcome, escape_and_shorten, fail_if_unwritten, format_micros, format_with_noun, print_error,
     print_to_stdout,
 };
 use super::request_flags::{parse_descriptor, parse_duration};
-use super::traffic_input::{ReadProgress, read_stream_settings};
+use super::traffic_input::{CommandFailure, ReadProgress, parse_log_location};
 use crate::base::clock::to_micros;
 use crate::base::pb::RateLimitDescriptor;
 use crate::base::text::{escape_unprintable, to_pretty_json};
 use crate::decide::log::reader::{ReadError, RecordReader};
 use crate::decide::log::record::{DescriptorRecord, LimitRecord, RecordedVerdict};
-use crate::decide::log::redis_stream::{EntryRange, StreamInput};
+use crate::decide::log::redis_stream::EntryRange;
 use crate::decide::log::value_form::ValueForm;
 use crate::limit::request::Entry;
 use crate::settings::Settings;
 use crate::settings::decision_log::HASH_KEY_VARIABLES;
-use crate::tools::replay::source::CountedInput;
+use crate::tools::replay::source::{CountedInput, TrafficLocation};
 use crate::tools::why::asked_descriptor::{AskedDescriptor, format_entries};
-use crate::tools::why::bans_and_slots::{BanFacts, HeldSlot, HeldSlots};
 use crate::tools::why::descriptor_history::{DecisionFilter, DescriptorHistory, RuleChange};
-use crate::tools::why::rejection::{NeverPassesReason, Remedy, format_decider, format_limit, format_limit_origin};
+use crate::tools::why::rejection::{
+    BanFacts, NeverPassesReason, Remedy, format_decider, format_limit, format_limit_origin,
+};
 use crate::tools::why::results::{DecisionWithRemedies, LimitRemedies, WhyResults};
 use crate::tools::why::time_range::{AskedTime, TimeRange};
 
@@ -39,7 +39,7 @@ pub(super) struct Args {
     /// Domain of the rules
     #[arg(long, value_name = "DOMAIN")]
     domain: String,
-    /// All entries of a descriptor, outermost first. A backslash escapes `,` `=` and `\`
+    /// All entries of a descriptor, in any order. A backslash escapes `,` `=` and `\`
     #[arg(long, value_name = "K=V,K=V", value_parser = parse_descriptor)]
     descriptor: RateLimitDescriptor,
     /// Decision logs: files, plain or compressed (gzip), redis:STREAM, or - for standard input
@@ -106,8 +106,8 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
     let mut outcome = CommandOutcome::Success;
     for path in &args.log {
         let added = open_log(path, range).and_then(|log| add_records_of_log(log, &mut history));
-        if let Err(problem) = added {
-            print_error(escape_unprintable(&problem));
+        if let Err(CommandFailure { problem, .. }) = added {
+            print_error(problem);
             outcome = CommandOutcome::Failure;
         }
     }
@@ -131,28 +131,15 @@ fn read_hashed_value_form() -> Result<Option<ValueForm>, String> {
 }
 
 /// Opens a log. Of a stream, only the part around an instant is read.
-fn open_log(path: &Path, range: TimeRange) -> Result<OpenLog, String> {
+fn open_log(path: &Path, range: TimeRange) -> Result<OpenLog, CommandFailure> {
+    let location = parse_log_location("--log", path)?;
     let progress = ReadProgress::start(&[path.to_owned()]);
-    let bytes = Arc::clone(&progress.bytes);
-    let mut is_partial = false;
-    let reader = match path.to_str() {
-        Some("-") => RecordReader::new("standard input", CountedInput { input: io::stdin(), bytes }),
-        Some(text) if text.starts_with("redis:") => {
-            let in_stream = |problem: String| format!("{text}: {problem}");
-            let settings = read_stream_settings(&text["redis:".len()..], None).map_err(in_stream)?;
-            is_partial = range.bounds().is_some();
-            let entries = range
-                .bounds()
-                .map_or(EntryRange::ALL, |range| EntryRange::around_decision_times(range.from_us, range.to_us));
-            let input = StreamInput::open(&settings, entries).map_err(|error| in_stream(error.to_string()))?;
-            RecordReader::new(text, CountedInput { input, bytes })
-        }
-        _ => {
-            let file = File::open(path).map_err(|error| format!("{}: cannot be opened: {error}", path.display()))?;
-            RecordReader::new(&path.display().to_string(), CountedInput { input: file, bytes })
-        }
-    };
-    Ok(OpenLog { reader: reader.map_err(|error| error.to_string())?, progress, is_partial })
+    let bounds = range.bounds().filter(|_| matches!(location, TrafficLocation::Stream(_)));
+    let entries =
+        bounds.map_or(EntryRange::ALL, |bounds| EntryRange::around_decision_times(bounds.from_us, bounds.to_us));
+    let input = CountedInput { input: location.open_input(entries)?, bytes: Arc::clone(&progress.bytes) };
+    let reader = RecordReader::new(&location.name(), input)?;
+    Ok(OpenLog { reader, progress, is_partial: bounds.is_some() })
 }
 
 /// A log that is read, with its progress.
@@ -164,7 +151,7 @@ struct OpenLog {
 }
 
 /// Adds all records of a log. Invalid lines are left out and told.
-fn add_records_of_log(log: OpenLog, history: &mut DescriptorHistory<'_>) -> Result<(), String> {
+fn add_records_of_log(log: OpenLog, history: &mut DescriptorHistory<'_>) -> Result<(), CommandFailure> {
     let OpenLog { mut reader, mut progress, is_partial } = log;
     if is_partial {
         history.mark_partially_read();
@@ -184,11 +171,11 @@ fn add_records_of_log(log: OpenLog, history: &mut DescriptorHistory<'_>) -> Resu
                 invalid += 1;
                 first_problem.get_or_insert(error);
             }
-            Err(error) => return Err(error.to_string()),
+            Err(error) => return Err(error.into()),
         }
     }
     match first_problem {
-        Some(error) if records == 0 => return Err(error.to_string()),
+        Some(error) if records == 0 => return Err(error.into()),
         Some(error) => history.add_problem(format!("{invalid} lines are left out; the first: {error}")),
         None => {}
     }
@@ -391,18 +378,8 @@ fn format_limit_line(limit: &LimitRecord<'_>) -> String {
 
 /// Formats changes; the summary has `shadow_mode`.
 fn append_remedies_text(page: &mut String, rejected_by: &LimitRemedies) {
-    if let Some(ban) = &rejected_by.ban {
-        let _ = writeln!(page, "      {}", format_ban(ban));
-    }
-    if let Some(HeldSlots { seats, found, slots }) = &rejected_by.held {
-        let _ = writeln!(
-            page,
-            "      {seats} seats were taken; the logs have {}:",
-            format_with_noun(*found as u64, "slot")
-        );
-        for HeldSlot { id, holder, since } in slots {
-            let _ = writeln!(page, "        slot {id} of {holder} since {} UTC", format_moment(since));
-        }
+    if let Some(BanFacts { since, until, .. }) = &rejected_by.ban {
+        let _ = writeln!(page, "      banned from {} until {} UTC", format_moment(since), format_moment(until));
     }
     for remedy in &rejected_by.remedies {
         let text = match remedy {
@@ -431,31 +408,6 @@ fn append_remedies_text(page: &mut String, rejected_by: &LimitRemedies) {
         };
         let _ = writeln!(page, "      would have passed {text}");
     }
-}
-
-/// Formats a ban: until when it lasts, and the rejections that began it.
-fn format_ban(ban: &BanFacts) -> String {
-    let BanFacts { since, until, ban: _, after, found, rejections } = ban;
-    let mut text = format!("banned from {} until {} UTC, begun by ", format_moment(since), format_moment(until));
-    match (rejections.as_slice(), after) {
-        ([], _) => text += "rejections that the logs do not have",
-        ([only], 1) => text += &format!("the rejection at {}", format_time_of_day(only)),
-        ([first, .., last], _) => {
-            text += &format!("{found} rejections, ");
-            let shown = if rejections.len() < *found { "the last of them from" } else { "from" };
-            text += &format!("{shown} {} to {}", format_time_of_day(first), format_time_of_day(last));
-        }
-        ([only], _) => text += &format!("{found} rejection, at {}", format_time_of_day(only)),
-    }
-    if !rejections.is_empty() && (*found as u64) < *after {
-        text += &format!(" (the logs have {found} of {after})");
-    }
-    text
-}
-
-/// Formats the time of day of a moment: `10:05:30.000000`.
-fn format_time_of_day(time: &str) -> &str {
-    time.get(DATE_CHARS + 1..).unwrap_or_default().trim_end_matches('Z')
 }
 
 /// Formats a delay, with the bounds on it that must be raised. `max_wait_us` is that of the rule, if it must.

@@ -23,12 +23,6 @@ const EXTENSION_TYPE: &str = "envoy.config.core.v3.TypedExtensionConfig";
 const CLUSTERS_DUMP_TYPE: &str = "envoy.admin.v3.ClustersConfigDump";
 const LISTENERS_DUMP_TYPE: &str = "envoy.admin.v3.ListenersConfigDump";
 const BOOTSTRAP_DUMP_TYPE: &str = "envoy.admin.v3.BootstrapConfigDump";
-/// Types of the API that Envoy no longer has.
-const OUTDATED_TYPES: [&str; 3] = [
-    "envoy.config.filter.http.rate_limit.v2.RateLimit",
-    "envoy.config.filter.network.rate_limit.v2.RateLimit",
-    "envoy.config.filter.network.http_connection_manager.v2.HttpConnectionManager",
-];
 const CLUSTER_TYPE: &str = "envoy.config.cluster.v3.Cluster";
 
 /// Runtime flag by which Envoy expands formatters in values of descriptors.
@@ -50,7 +44,7 @@ pub(super) enum RuntimeFlag {
 #[derive(Debug)]
 pub(super) struct Bootstrap<'n, 'a> {
     pub(super) managers: Vec<ConnectionManager<'n, 'a>>,
-    /// Filters of TCP and of thrift proxies; the latter have no descriptors of their own.
+    /// Filters of TCP and of thrift proxies, of which only the service is checked.
     pub(super) network_filters: Vec<ConfigNode<'n, 'a>>,
     pub(super) clusters: HashMap<&'n str, ConfigNode<'n, 'a>>,
     /// All clusters are in the file.
@@ -58,8 +52,6 @@ pub(super) struct Bootstrap<'n, 'a> {
     /// All listeners are in the file.
     pub(super) has_all_listeners: bool,
     pub(super) formatters: RuntimeFlag,
-    /// Filters of types that Envoy no longer reads.
-    pub(super) outdated: Vec<ConfigNode<'n, 'a>>,
     /// The bootstrap, for its runtime.
     pub(super) settings: ConfigNode<'n, 'a>,
 }
@@ -77,8 +69,6 @@ pub(super) struct ConnectionManager<'n, 'a> {
     /// Filters that may be of rate limits, whose configuration is not in the file.
     pub(super) missing_filters: Vec<ConfigNode<'n, 'a>>,
     pub(super) routes: Routes<'n, 'a>,
-    /// Its routes stand in it, so that no other manager uses them.
-    pub(super) has_own_routes: bool,
     /// Its routes are not in the file; the field that says where they come from.
     pub(super) has_unknown_routes: bool,
     /// It is made of patches: other filters and fields of the manager are not in the file.
@@ -115,7 +105,6 @@ impl<'n, 'a> Bootstrap<'n, 'a> {
                 || is_static("cds_config") && is_static("ads_config"),
             has_all_listeners: listeners.is_some() || is_static("lds_config") && is_static("ads_config"),
             formatters: read_formatter_flag(&settings),
-            outdated: parts.outdated,
             settings,
         }
     }
@@ -144,7 +133,6 @@ struct FoundParts<'n, 'a> {
     routes: HashMap<&'n str, ConfigNode<'n, 'a>>,
     /// Configurations of filters that come by themselves, by name.
     extensions: HashMap<&'n str, ConfigNode<'n, 'a>>,
-    outdated: Vec<ConfigNode<'n, 'a>>,
     /// Position of listeners that stand elsewhere too.
     repeated: Option<Position>,
 }
@@ -172,11 +160,8 @@ impl<'n, 'a> FoundParts<'n, 'a> {
                 EXTENSION_TYPE => {
                     self.extensions.extend(message.text("name").map(|name| (name, message.clone())));
                 }
-                name if OUTDATED_TYPES.contains(&name) => self.outdated.push(message),
                 _ => {}
             }
-        } else if node.text("name") == Some("envoy.rate_limit") && node.field("typed_config").is_none() {
-            self.outdated.push(node.clone());
         }
         node.fields().for_each(|(_, child)| self.visit(&child));
         node.elements().for_each(|child| self.visit(&child));
@@ -212,7 +197,6 @@ impl<'n, 'a> ConnectionManager<'n, 'a> {
         }
         let dynamic = node.field_at(&["rds", "route_config_name"]).and_then(|name| name.as_text());
         let own_routes = node.field("route_config");
-        let has_own_routes = own_routes.is_some();
         let configuration = own_routes.or_else(|| parts.routes.get(dynamic?).cloned());
         let is_partial = form == Form::Patches;
         let routes = Routes::read(configuration.as_ref(), &filters, is_partial);
@@ -224,14 +208,8 @@ impl<'n, 'a> ConnectionManager<'n, 'a> {
             quota_filters,
             missing_filters,
             routes,
-            has_own_routes,
             is_partial,
         }
-    }
-
-    /// Returns `true` if an HTTP filter has this name, whatever it does.
-    pub(super) fn has_http_filter(&self, name: &str) -> bool {
-        self.http_filters.iter().any(|filter| filter.name == name)
     }
 }
 

@@ -26,7 +26,6 @@ pub(super) fn check_manager(
     found: &mut EnvoyFindings,
 ) {
     report_missing_parts(manager, found);
-    check_per_route_names(manager, bootstrap, found);
     for (at, filter) in manager.filters.iter().enumerate() {
         let entries = manager.entries_of(at);
         let can_ask = check_gates(filter, manager, bootstrap, found);
@@ -38,9 +37,6 @@ pub(super) fn check_manager(
     }
     if manager.filters.is_empty() {
         return;
-    }
-    for answer in &manager.routes.limited_answers {
-        found.report(EnvoyCheck::DirectResponseNotLimited, answer, "limits on a route that answers by itself");
     }
     for list in &manager.routes.lists {
         check_list(list, manager, found);
@@ -74,25 +70,6 @@ fn report_missing_parts(manager: &ConnectionManager<'_, '_>, found: &mut EnvoyFi
             false => GIVE_DUMP,
         };
         found.report_with_fix(EnvoyCheck::NotInFile, &filter.listed, message, Some(fix.to_owned()));
-    }
-}
-
-/// Reports each RateLimitPerRoute whose name no HTTP filter has. Routes from elsewhere may be for another manager.
-fn check_per_route_names(
-    manager: &ConnectionManager<'_, '_>,
-    bootstrap: &Bootstrap<'_, '_>,
-    found: &mut EnvoyFindings,
-) {
-    for (name, node) in manager.routes.per_route.iter().filter(|(name, _)| !manager.has_http_filter(name)) {
-        if !manager.has_own_routes && bootstrap.managers.iter().any(|other| other.has_http_filter(name)) {
-            continue;
-        }
-        let fix = match &*manager.filters {
-            [only] => Some(format!("write it under `{}`, the name of the filter", only.name)),
-            _ => None,
-        };
-        let message = format!("RateLimitPerRoute under '{name}', and no HTTP filter has this name");
-        found.report_with_fix(EnvoyCheck::PerRouteWithoutFilter, node, message, fix);
     }
 }
 
@@ -173,8 +150,8 @@ fn check_list(list: &LimitList<'_, '_>, manager: &ConnectionManager<'_, '_>, fou
             continue;
         }
         let (why, fix) = match list.find_barrier(entry, filters) {
-            // The route, or the filter, has a finding.
             None | Some(NotInForce::AnswersItself) => continue,
+            // The filter has a finding.
             Some(NotInForce::Disabled) if filters.iter().all(|filter| filter.is_disabled) => continue,
             Some(NotInForce::FilterLimits) => ("beside those of the filter", None),
             Some(NotInForce::PerRouteLimits) => ("beside those of a RateLimitPerRoute", None),
@@ -283,13 +260,6 @@ fn report_double_charges(before: &[SentEntry<'_, '_, '_>], found: &mut EnvoyFind
             let message = format!("the filter '{}' sends the same as the filter '{}'", one.filter.name, first.0.name);
             found.report(EnvoyCheck::CountedTwice, &one.filter.listed, message);
         }
-    }
-}
-
-/// Hints at a timeout that network and thrift filters lack.
-pub(super) fn check_other_filters(bootstrap: &Bootstrap<'_, '_>, found: &mut EnvoyFindings) {
-    for filter in bootstrap.network_filters.iter().filter(|filter| filter.field("timeout").is_none()) {
-        found.report(EnvoyCheck::TimeoutDefault, filter, "no `timeout` in this filter");
     }
 }
 

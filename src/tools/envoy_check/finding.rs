@@ -94,9 +94,6 @@ envoy_checks! {
     NotRead = "not-read", Hint:
         "nothing is said of it",
         "give only configuration of Envoy";
-    ApiOutdated = "api-outdated", Error:
-        "Envoy removed the API v2 in 1.18, and does not read this filter",
-        "write `envoy.extensions.filters.http.ratelimit.v3.RateLimit` with `transport_api_version: V3`";
     StageWithoutFilter = "stage-without-filter", Error:
         "no filter has this stage, so the descriptor is never sent",
         "write the same `stage` in the filter and here";
@@ -115,12 +112,6 @@ envoy_checks! {
     ValueNeverSet = "value-never-set", Error:
         "the value is not there when the filter asks: Envoy drops the descriptor of each request, or sends the default",
         "write the value before the rate limit filter";
-    DirectResponseNotLimited = "direct-response-not-limited", Warning:
-        "Envoy makes no call for a route that answers by itself, so it is not limited",
-        "limit a route with an upstream cluster, or use `envoy.filters.http.local_ratelimit`";
-    PerRouteWithoutFilter = "per-route-without-filter", Error:
-        "Envoy gives it to no filter, so what it says has no effect",
-        "write the `name` of a rate limit filter as the key";
     DescriptorMayBeDropped = "descriptor-may-be-dropped", Hint:
         "Envoy drops the whole descriptor then, and whoever leaves it out is not limited by it",
         "add an item with `header_value_match` and `expect_match: false` for these requests, or `skip_if_absent` beside other entries";

@@ -117,13 +117,8 @@ pub(super) struct Routes<'n, 'a> {
     pub(super) domains: Vec<(&'n str, ConfigNode<'n, 'a>)>,
     /// `request_headers_to_add` of routes and all around them, without equal ones.
     pub(super) added_headers: Vec<Vec<ConfigNode<'n, 'a>>>,
-    /// Each RateLimitPerRoute by the name that it stands under.
-    pub(super) per_route: Vec<(&'n str, ConfigNode<'n, 'a>)>,
     /// Names under which a configuration enables a filter.
     pub(super) per_filter_names: HashSet<&'n str>,
-    /// Routes that answer by themselves, with limits.
-    pub(super) limited_answers: Vec<ConfigNode<'n, 'a>>,
-    per_route_positions: HashSet<Position>,
     list_indices: HashMap<Position, usize>,
     domain_indices: HashMap<Position, usize>,
     header_indices: HashMap<Vec<Position>, usize>,
@@ -232,9 +227,10 @@ impl<'n, 'a> Routes<'n, 'a> {
         let [_, route, host, _] = holders;
         let is_in_file = route.map(|route| route.at) != host.map(|host| host.at);
         for holder in holders.into_iter().flatten() {
-            self.note_per_route(holder);
+            self.note_enabled_filters(holder);
         }
-        let answer = route.and_then(|route| ["direct_response", "redirect"].iter().find_map(|name| route.field(name)));
+        let answers_itself =
+            route.is_some_and(|route| ["direct_response", "redirect"].iter().any(|name| route.field(name).is_some()));
         let of_route = action.and_then(|action| self.read_list(action, LimitPlace::Route));
         let of_host = host.and_then(|host| self.read_list(host, LimitPlace::VirtualHost));
         let mut says_override = action.is_some_and(|action| action.field("include_vh_rate_limits").is_some());
@@ -250,7 +246,7 @@ impl<'n, 'a> Routes<'n, 'a> {
             says_override |= policy.is_some();
             let host_reason = find_why_host_is_not_in_force(action, policy, of_route.is_some());
             let whole = match () {
-                () if answer.is_some() => Some(NotInForce::AnswersItself),
+                () if answers_itself => Some(NotInForce::AnswersItself),
                 () if is_disabled => Some(NotInForce::Disabled),
                 () => None,
             };
@@ -260,12 +256,6 @@ impl<'n, 'a> Routes<'n, 'a> {
             let lists = [of_per_route, of_filter, of_route, of_host];
             let reasons = [None, by_per_route, by_filter, by_filter.or(host_reason)].map(|reason| whole.or(reason));
             asks.push(Ask { lists: self.lists_in_force(at, lists, reasons), domain });
-        }
-        if let Some(answer) = answer
-            && asks.iter().all(|ask| ask.lists == [None, None])
-            && (of_route.is_some() || route.is_some_and(|route| self.has_per_route_limits(route)))
-        {
-            self.limited_answers.push(answer);
         }
         if let Some(list) = of_host.filter(|_| is_in_file) {
             self.lists[list].routes += 1;
@@ -291,18 +281,6 @@ impl<'n, 'a> Routes<'n, 'a> {
             None
         });
         [in_force.next(), in_force.next()]
-    }
-
-    fn has_per_route_limits(&self, route: &ConfigNode<'n, 'a>) -> bool {
-        let configs = route.field("typed_per_filter_config");
-        configs.is_some_and(|configs| {
-            configs.fields().filter_map(|(_, config)| read_per_filter_config(&config)).any(|config| {
-                config
-                    .per_route
-                    .and_then(|message| message.field("rate_limits"))
-                    .is_some_and(|list| self.list_indices.contains_key(&list.at))
-            })
-        })
     }
 
     fn note_use(&mut self, asks: &[Ask]) {
@@ -354,17 +332,10 @@ impl<'n, 'a> Routes<'n, 'a> {
         index
     }
 
-    fn note_per_route(&mut self, holder: &ConfigNode<'n, 'a>) {
+    fn note_enabled_filters(&mut self, holder: &ConfigNode<'n, 'a>) {
         let Some(configs) = holder.field("typed_per_filter_config") else { return };
-        for (of_filter, config) in configs.fields() {
-            let Some(read) = read_per_filter_config(&config) else { continue };
-            if !read.is_disabled {
-                self.per_filter_names.insert(of_filter);
-            }
-            if read.per_route.is_some() && self.per_route_positions.insert(config.at) {
-                self.per_route.push((of_filter, config));
-            }
-        }
+        let is_enabled = |config| read_per_filter_config(&config).is_some_and(|read| !read.is_disabled);
+        self.per_filter_names.extend(configs.fields().filter_map(|(name, config)| is_enabled(config).then_some(name)));
     }
 
     /// Lists in force for a filter on some route, each once.

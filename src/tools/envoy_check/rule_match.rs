@@ -45,20 +45,11 @@ pub(super) fn check_rules(
                 checker.check_entry(entry, &possible, found);
             }
         }
-        for filter in &manager.quota_filters {
-            let domain = filter.field("domain").and_then(|domain| find_domain(&domain, rules, found));
-            checker.note_domains(domain.as_slice(), true);
-        }
     }
-    for filter in &bootstrap.network_filters {
+    let quota_filters = bootstrap.managers.iter().flat_map(|manager| &manager.quota_filters);
+    for filter in quota_filters.chain(&bootstrap.network_filters) {
         let domain = filter.field("domain").and_then(|domain| find_domain(&domain, rules, found));
-        let descriptors = filter.items("descriptors");
-        checker.note_domains(domain.as_slice(), descriptors.is_empty());
-        for descriptor in descriptors {
-            let entries = descriptor.items("entries");
-            let entries: Vec<_> = entries.iter().filter_map(read_network_filter_entry).collect();
-            report_mismatch(&descriptor, checker.find_known_mismatch(&entries, domain.as_slice()), found);
-        }
+        checker.note_domains(domain.as_slice(), true);
     }
 }
 
@@ -80,12 +71,6 @@ impl ReachedRules {
             }
         }
     }
-}
-
-/// Entry of a network filter; its value may be a format.
-fn read_network_filter_entry<'n>(entry: &ConfigNode<'n, '_>) -> Option<PossibleEntry<'n>> {
-    let value = entry.text("value").filter(|value| !value.contains('%'));
-    Some(PossibleEntry { key: entry.text("key")?.as_bytes(), value: value.map(str::as_bytes), is_optional: false })
 }
 
 /// Returns the rules of the domain that a node names, or reports it.

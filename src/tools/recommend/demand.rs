@@ -152,41 +152,6 @@ struct KeyState {
     was_rejected: bool,
 }
 
-/// Demand that is complete, with the keys that it is about.
-#[derive(Debug)]
-pub struct CollectedDemand {
-    /// The demand.
-    pub demand: LimitDemand,
-    /// Hashes of the keys, stable in this process.
-    pub keys: KeyHashes,
-}
-
-/// Set of keys, by their hashes.
-#[derive(Debug, Default)]
-pub struct KeyHashes(PrehashedMap<()>);
-
-impl KeyHashes {
-    /// Adds a key.
-    pub fn insert(&mut self, key: u128) {
-        self.0.insert(key, ());
-    }
-
-    /// Returns true for a key of the set.
-    pub fn contains(&self, key: u128) -> bool {
-        self.0.contains_key(&key)
-    }
-
-    /// Number of keys.
-    pub fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    /// True without keys.
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-}
-
 impl DemandCollector {
     /// Creates a collector of the demand on the limit with this path.
     pub fn new(path: &str, rules: ReplayRules, options: &CollectorOptions) -> Self {
@@ -248,13 +213,11 @@ impl DemandCollector {
     }
 
     /// Ends the collection.
-    pub fn finish(self) -> CollectedDemand {
+    pub fn finish(self) -> LimitDemand {
         let IndexedDemand { mut demand, keys, own_sets, .. } = self.index;
         demand.totals.own_counters = own_sets.len() as u64;
         demand.totals.rejected_keys = keys.values().filter(|key| key.was_rejected).count() as u64;
-        let mut set = KeyHashes::default();
-        keys.keys().for_each(|key| set.insert(*key));
-        CollectedDemand { demand, keys: set }
+        demand
     }
 }
 

@@ -26,9 +26,7 @@ pub struct RecommendationResults {
     pub left_out_periods: Vec<UntriedPeriod>,
     /// Smallest limits, the recommended one first.
     pub limits: Vec<SmallestLimit>,
-    /// Trade-off of the recommended algorithm and period.
-    pub curve: Vec<CurvePoint>,
-    /// Charges over time under the recommended limit; absent if there is none, or if the traffic was read once.
+    /// Charges over time under the recommended limit; absent if there is none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub timeline: Option<TimelineResults>,
     /// Rule file with the recommended limit; absent if no limit was found.
@@ -135,56 +133,25 @@ pub struct UntriedPeriod {
     pub reason: String,
 }
 
-/// Smallest limit of an algorithm and period.
+/// Smallest limit of a period that rejects so few keys; periods without one are left out.
 #[derive(Clone, Debug, Serialize)]
 pub struct SmallestLimit {
-    /// Algorithm.
+    /// Algorithm: that of the rule.
     pub algorithm: &'static str,
     /// Period.
     pub period: String,
-    /// The limit; absent if none rejects so few keys.
-    pub requests_per_unit: Option<u32>,
-    /// token_bucket: smallest bucket with that limit.
+    /// The limit.
+    pub requests_per_unit: u32,
+    /// token_bucket: size of the bucket.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bucket_size: Option<u32>,
-    /// leaky_bucket: smallest queue with that limit.
+    /// leaky_bucket: size of the queue.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub queue_size: Option<u32>,
-    /// Bound of the bucket or queue in the search, in multiples of the limit.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub capacity_factor: Option<u32>,
-    /// Keys that it rejects at least once.
+    /// Keys that it rejects at least once, by replay of their charges.
     pub rejected_keys: u64,
     /// Their share of the keys, 0 to 1.
     pub rejected_keys_share: f64,
-    /// Figures of a replay of all traffic under the limit; absent without a limit, or if the traffic was read once.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub verified: Option<VerifiedFigures>,
     /// The limit is that of `yaml`.
     pub recommended: bool,
-}
-
-/// Figures of a replay through the decider.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct VerifiedFigures {
-    /// Charges.
-    pub requests: u64,
-    /// Charges that the limit rejects.
-    pub rejected_requests: u64,
-    /// Keys that the limit rejects at least once.
-    pub rejected_keys: u64,
-}
-
-/// Number and share of the keys that a limit of one size rejects.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct CurvePoint {
-    /// `requests_per_unit`.
-    #[serde(rename = "requests_per_unit")]
-    pub number: u64,
-    /// Number of keys: those that the limit rejects.
-    #[serde(rename = "rejected_keys")]
-    pub keys: u64,
-    /// Their share, 0 to 1.
-    #[serde(rename = "rejected_keys_share")]
-    pub share: f64,
 }

@@ -5,13 +5,14 @@
 use std::collections::BTreeSet;
 
 use super::demand::{DemandCollector, ExistingLimit, LimitDemand};
-use super::recommendation::{Recommendation, RejectedKeysGoal};
+use super::recommendation::{FoundLimit, Recommendation, RejectedKeysGoal, build_limit_timeline};
 use super::results::{
     ExistingLimitResults, RecommendationResults, RecordedRejections, RejectionGoalResults, SmallestLimit,
-    TrafficBasisResults, VerifiedFigures,
+    TrafficBasisResults,
 };
 use crate::base::text::escape_unprintable;
 use crate::limit::Consistency;
+use crate::limit::algorithm::CapacityRuleKey;
 use crate::rules::rule::RuleLimit;
 use crate::rules::rule::decompile::{LimitPlace, RulePath, format_plan_yaml, format_rule_yaml};
 use crate::tools::replay::replayer::CounterLosses;
@@ -19,7 +20,7 @@ use crate::tools::simulate::results::compute_share;
 use crate::tools::simulate::simulation::LogProperties;
 
 /// Version of the JSON.
-const RESULTS_VERSION: u32 = 1;
+const RESULTS_VERSION: u32 = 2;
 
 /// Traffic of a recommendation.
 #[derive(Clone, Debug)]
@@ -73,16 +74,13 @@ pub struct RecommendationParts<'a> {
 }
 
 impl RecommendationResults {
-    /// Figures without verification.
+    /// Figures of a recommendation.
     pub fn new(parts: RecommendationParts<'_>) -> Self {
         let RecommendationParts { path, demand, asked, goal, recommendation, .. } = parts;
         let keys = demand.keys as u64;
         let rejected_now = recommendation.rejected_now;
-        let limits = recommendation.candidates.iter().enumerate().map(|(index, candidate)| {
-            let row = SmallestLimit::from(candidate);
-            let recommended = index == 0 && candidate.limit.is_some();
-            SmallestLimit { rejected_keys_share: compute_share(row.rejected_keys, keys), recommended, ..row }
-        });
+        let limits = recommendation.limits.iter().enumerate();
+        let limits = limits.map(|(index, found)| build_smallest_limit(found, keys, index == 0));
         Self {
             version: RESULTS_VERSION,
             rule: ExistingLimitResults {
@@ -107,30 +105,24 @@ impl RecommendationResults {
             uses: recommendation.uses.clone(),
             left_out_periods: recommendation.left_out_periods.clone(),
             limits: limits.collect(),
-            curve: recommendation.curve.clone(),
-            timeline: None,
+            timeline: recommendation.limits.first().map(|found| build_limit_timeline(demand, &found.limit)),
             yaml: format_yaml_to_paste(parts),
         }
     }
+}
 
-    /// Adds the figures of the verified limits, in their order.
-    pub fn add_verification(&mut self, figures: impl Iterator<Item = VerifiedFigures>, losses: CounterLosses) {
-        let found = self.limits.iter_mut().filter(|row| row.requests_per_unit.is_some());
-        let mut differing = 0;
-        for (row, figures) in found.zip(figures) {
-            differing += u64::from(figures.rejected_keys != row.rejected_keys);
-            row.verified = Some(figures);
-        }
-        let CounterLosses { evicted, without_counter } = losses;
-        if evicted + without_counter > 0 {
-            self.warnings.push(format!(
-                "the verification lost {} counters, so it rejects too little (raise --memory)",
-                evicted + without_counter
-            ));
-        }
-        if differing > 0 {
-            self.warnings.push(format!("the verification differs from the search for {differing} limits"));
-        }
+fn build_smallest_limit(found: &FoundLimit, keys: u64, recommended: bool) -> SmallestLimit {
+    let FoundLimit { limit, rejected_keys } = *found;
+    let capacity = |key| (limit.algorithm().properties().capacity == key).then(|| limit.capacity());
+    SmallestLimit {
+        algorithm: limit.algorithm().name(),
+        period: limit.period().to_string(),
+        requests_per_unit: limit.requests_per_unit(),
+        bucket_size: capacity(CapacityRuleKey::BucketSize),
+        queue_size: capacity(CapacityRuleKey::QueueSize),
+        rejected_keys,
+        rejected_keys_share: compute_share(rejected_keys, keys),
+        recommended,
     }
 }
 
@@ -164,12 +156,11 @@ fn build_traffic_basis(RecommendationParts { demand, basis, .. }: Recommendation
 
 fn format_yaml_to_paste(parts: RecommendationParts<'_>) -> Option<String> {
     let RecommendationParts { path, entries, asked, recommendation, .. } = parts;
-    let limit = recommendation.candidates.first()?.limit?;
+    let limit = recommendation.limits.first()?.limit;
     let global = asked.limit.global_scope().and_then(|scope| limit.with_global_scope(scope));
     let limit = global.unwrap_or(limit);
     let reserving = asked.limit.reservations().map(|reservations| limit.with_reservations(reservations));
-    let limit = reserving.unwrap_or(limit);
-    let limit = if limit.algorithm() == asked.limit.algorithm() { limit.with_max_wait_of(&asked.limit) } else { limit };
+    let limit = reserving.unwrap_or(limit).with_max_wait_of(&asked.limit);
     let mut pasted = RuleLimit { name: asked.name.clone(), active: asked.active, ..RuleLimit::from(limit) }
         .rule_file_keys(LimitPlace::Sole);
     // It stays as it is.
@@ -230,8 +221,8 @@ fn collect_warnings(parts: RecommendationParts<'_>) -> Vec<String> {
     warn(eventual, "the limit has `consistency: eventual`, and was replayed as strict".to_owned());
     let global = asked.limit.global_scope().is_some();
     warn(global, "the limit has `scope: global`, and was replayed as one limit without regions".to_owned());
-    let recommended = recommendation.candidates.first().and_then(|candidate| candidate.limit);
-    let remains_global = |scope| recommended.is_none_or(|limit| limit.with_global_scope(scope).is_some());
+    let recommended = recommendation.limits.first();
+    let remains_global = |scope| recommended.is_none_or(|found| found.limit.with_global_scope(scope).is_some());
     warn(
         asked.limit.global_scope().is_some_and(|scope| !remains_global(scope)),
         "the recommended limit cannot have `scope: global`, so the rule to paste is for one region".to_owned(),

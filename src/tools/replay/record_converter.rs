@@ -17,10 +17,8 @@ use super::replayer::RecordedHeader;
 use crate::base::clock::Time;
 use crate::base::sharded::lock_ignoring_poison;
 use crate::decide::log::header::{self, HeaderReason, HeaderRecord, RuleSetRecord, SettingsRecord};
-use crate::decide::log::reader::RecordReader;
 use crate::decide::log::record::{
-    DecisionRecord, DecisionSource, DescriptorRecord, EntryRecord, Record, RecordedVerdict, SlotRecord,
-    hits_from_number,
+    DecisionRecord, DecisionSource, DescriptorRecord, EntryRecord, RecordedVerdict, SlotRecord, hits_from_number,
 };
 use crate::decide::log::record_field::RecordText;
 use crate::limit::period::Period;
@@ -45,10 +43,8 @@ pub(super) struct RecordConverter {
     defaults: DecisionSettings,
     /// Id of the current rule set, by process.
     rule_ids: HashMap<Arc<str>, String>,
-    /// Rule sets of all headers so far, and of those that were read ahead, by id.
+    /// Rule sets of all headers so far, by id.
     by_id: HashMap<String, Arc<RuleSet>>,
-    /// Headers that were read ahead, further on in the file; `None` before that.
-    searched: Option<HeadersReadAhead>,
     redis_clock: RedisClock,
     /// Process, domain and id of the rules of the last record, because they rarely change.
     process: Arc<str>,
@@ -67,7 +63,6 @@ impl RecordConverter {
             defaults,
             rule_ids: HashMap::new(),
             by_id: HashMap::new(),
-            searched: None,
             redis_clock: RedisClock::default(),
             process,
             domain,
@@ -120,6 +115,13 @@ impl RecordConverter {
         })
     }
 
+    /// Rules of a decision that was logged after a header with newer ones; `None` if they are those of the last header of
+    /// its process, or of no header of the file so far.
+    fn find_rules_of_other_header(&self, record: &DecisionRecord<'_>) -> Option<Arc<RuleSet>> {
+        let current = self.rule_ids.get(&*record.process).filter(|current| **current != *record.rules);
+        current.and_then(|_| self.by_id.get(&*record.rules).cloned())
+    }
+
     /// Converts a decision. Its charges have the time of Redis, if its process charges there.
     pub(super) fn convert_decision(&mut self, record: &DecisionRecord<'_>) -> Result<RecordedRequest, String> {
         self.redis_clock.compare_clocks(record);
@@ -141,9 +143,7 @@ impl RecordConverter {
         request.answer = convert_answer(record);
         request.is_blocked = record.descriptors.iter().any(|descriptor| descriptor.block.is_some());
         request.rules_id = Arc::clone(&self.rules_id);
-        if let DecisionRules::Other(rules) = self.find_decision_rules(record) {
-            request.rules = Some(rules);
-        }
+        request.rules = self.find_rules_of_other_header(record);
         for descriptor in &record.descriptors {
             let charged_at = self.redis_clock.charge_time_us(record, descriptor).map(Time::from_micros);
             if add_descriptor(&mut request, descriptor, charged_at)? {
@@ -152,96 +152,6 @@ impl RecordConverter {
             }
         }
         Ok(request)
-    }
-}
-
-/// Rules that made a decision.
-enum DecisionRules {
-    /// Those of the last header of its process.
-    OfHeader,
-    /// Others: it was logged after a header with newer ones.
-    Other(Arc<RuleSet>),
-    /// No header of the file so far has them; one of another file may.
-    Unknown,
-}
-
-/// Headers of a file that were read ahead of their turn, because decisions before them lack a header.
-///
-/// A stream loses its oldest entries, headers among them, and gets a header again when that happens.
-#[derive(Debug, Default)]
-struct HeadersReadAhead {
-    /// First header of each process, without its rules.
-    by_process: HashMap<String, HeaderRecord>,
-    /// Process of the first header with these rules, by their id.
-    by_rules: HashMap<String, String>,
-}
-
-impl RecordConverter {
-    fn find_decision_rules(&self, record: &DecisionRecord<'_>) -> DecisionRules {
-        match self.rule_ids.get(&*record.process) {
-            None => DecisionRules::Unknown,
-            Some(current) if **current == *record.rules => DecisionRules::OfHeader,
-            Some(_) => match self.by_id.get(&*record.rules) {
-                Some(rules) => DecisionRules::Other(Arc::clone(rules)),
-                None => DecisionRules::Unknown,
-            },
-        }
-    }
-
-    /// True if the rules of a decision are unknown, and headers further on may have them.
-    pub(super) fn needs_headers_read_ahead(&self, record: &DecisionRecord<'_>) -> bool {
-        self.searched.is_none() && matches!(self.find_decision_rules(record), DecisionRules::Unknown)
-    }
-
-    /// Reads the headers of the whole file ahead of their turn, and compiles their rules.
-    ///
-    /// # Errors
-    /// A header cannot be used.
-    pub(super) fn read_headers_ahead(&mut self, mut reader: RecordReader) -> Result<(), String> {
-        let mut searched = HeadersReadAhead::default();
-        // A line that is no record is reported when its turn comes.
-        while let Ok(Some(record)) = reader.next_record() {
-            let Record::Header(mut header) = record else { continue };
-            let Some(rules) = header.rules.take() else { continue };
-            if searched.by_rules.len() == MAX_RULE_SETS {
-                break;
-            }
-            if !self.by_id.contains_key(&rules.id) {
-                self.by_id.insert(rules.id.clone(), self.cache.find_or_compile(&rules, &header.settings)?);
-            }
-            searched.by_rules.entry(rules.id).or_insert_with(|| header.process.clone());
-            searched.by_process.entry(header.process.clone()).or_insert(*header);
-        }
-        self.searched = Some(searched);
-        Ok(())
-    }
-
-    /// Returns a header for the process of a decision, if it has none so far: a later one of the same process, or else
-    /// that of another process with the same rules.
-    ///
-    /// # Errors
-    /// The header cannot be used.
-    pub(super) fn take_header_read_ahead(
-        &mut self,
-        record: &DecisionRecord<'_>,
-    ) -> Result<Option<RecordedHeader>, String> {
-        if self.rule_ids.contains_key(&*record.process) {
-            return Ok(None);
-        }
-        let Some(HeadersReadAhead { by_process, by_rules }) = &self.searched else { return Ok(None) };
-        let of_rules = || by_process.get(by_rules.get(&*record.rules)?);
-        let Some(header) = by_process.get(&*record.process).or_else(of_rules) else { return Ok(None) };
-        let header = HeaderRecord {
-            event: HeaderReason::Rotation,
-            process: record.process.to_string(),
-            seq: record.seq.saturating_sub(1),
-            time_us: record.time_us,
-            ..header.clone()
-        };
-        let converted = self.convert_header(header)?;
-        let Some(rules) = self.by_id.get(&*record.rules).cloned() else { return Ok(Some(converted)) };
-        self.rule_ids.insert(Arc::clone(&converted.process), record.rules.to_string());
-        Ok(Some(RecordedHeader { rules: Some(rules), rules_id: Arc::from(&*record.rules), ..converted }))
     }
 }
 

@@ -154,11 +154,7 @@ enum SourceFormat {
 struct LogSource {
     reader: RecordReader,
     converter: RecordConverter,
-    /// Location to read again; `None` if the input can be read only once.
-    location: Option<TrafficLocation>,
     is_start: bool,
-    /// Request that follows the header that was found for it.
-    waiting: Option<RecordedRequest>,
     sorted: ReorderBuffer,
     /// Header that follows the requests being sorted.
     next_header: Option<TrafficEvent>,
@@ -191,7 +187,7 @@ impl TrafficSource {
         bytes: Arc<AtomicU64>,
     ) -> Result<Self, SourceError> {
         let name = location.name();
-        let input = CountedInput { input: location.open_input()?, bytes };
+        let input = CountedInput { input: location.open_input(EntryRange::ALL)?, bytes };
         let unusable = |line, problem| SourceError::Unusable { name: name.clone(), line, problem };
         let format = match &options.map {
             Some(map) => {
@@ -203,9 +199,7 @@ impl TrafficSource {
             None => SourceFormat::Log(Box::new(LogSource {
                 reader: RecordReader::new(&name, input)?,
                 converter: RecordConverter::new(Arc::clone(&options.cache), options.behaviour.clone()),
-                location: Some(location.clone()).filter(TrafficLocation::can_be_read_again),
                 is_start: true,
-                waiting: None,
                 sorted: ReorderBuffer::new(MAX_UNSORTED_DECISIONS, MAX_DISORDER_US),
                 next_header: None,
             })),
@@ -270,7 +264,7 @@ impl TrafficSource {
 
 impl TrafficLocation {
     /// Name in messages.
-    fn name(&self) -> String {
+    pub fn name(&self) -> String {
         match self {
             Self::Stream(stream) => format!("redis:{}", stream.key),
             Self::File(path) if path == Path::new("-") => "standard input".to_owned(),
@@ -278,9 +272,13 @@ impl TrafficLocation {
         }
     }
 
-    fn open_input(&self) -> Result<Box<dyn Read + Send>, SourceError> {
+    /// Opens the file, or these entries of the stream.
+    ///
+    /// # Errors
+    /// It cannot be opened or read.
+    pub fn open_input(&self, entries: EntryRange) -> Result<Box<dyn Read + Send>, SourceError> {
         match self {
-            Self::Stream(stream) => match StreamInput::open(stream, EntryRange::ALL) {
+            Self::Stream(stream) => match StreamInput::open(stream, entries) {
                 Ok(input) => Ok(Box::new(input)),
                 Err(error) => Err(SourceError::UnreadStream { key: stream.key.clone(), error }),
             },
@@ -289,14 +287,6 @@ impl TrafficLocation {
                 Ok(file) => Ok(Box::new(file)),
                 Err(error) => Err(SourceError::Unopened { path: path.to_owned(), error }),
             },
-        }
-    }
-
-    /// True if the same bytes can be read a second time: not those of standard input or a pipe.
-    fn can_be_read_again(&self) -> bool {
-        match self {
-            Self::Stream(_) => true,
-            Self::File(path) => path != Path::new("-") && path.is_file(),
         }
     }
 }
@@ -326,10 +316,7 @@ impl LogSource {
     }
 
     fn read_event(&mut self, name: &str) -> Result<Option<TrafficEvent>, SourceError> {
-        if let Some(request) = self.waiting.take() {
-            return Ok(Some(TrafficEvent::Request(request)));
-        }
-        let Self { reader, converter, location, is_start, waiting, .. } = self;
+        let Self { reader, converter, is_start, .. } = self;
         let line = reader.line_number() + 1;
         let unusable = |problem| SourceError::Unusable { name: name.to_owned(), line, problem };
         let record = match reader.next_record() {
@@ -340,21 +327,7 @@ impl LogSource {
         let event = match record {
             None => return Ok(None),
             Some(Record::Decision(decision)) => {
-                if converter.needs_headers_read_ahead(&decision)
-                    && let Some(location) = location
-                {
-                    let headers = RecordReader::new(name, location.open_input()?)?;
-                    converter.read_headers_ahead(headers).map_err(unusable)?;
-                }
-                let header = converter.take_header_read_ahead(&decision).map_err(unusable)?;
-                let request = converter.convert_decision(&decision).map_err(unusable)?;
-                match header {
-                    Some(header) => {
-                        *waiting = Some(request);
-                        TrafficEvent::Header(Box::new(header))
-                    }
-                    None => TrafficEvent::Request(request),
-                }
+                TrafficEvent::Request(converter.convert_decision(&decision).map_err(unusable)?)
             }
             Some(Record::Header(header)) => {
                 TrafficEvent::Header(Box::new(converter.convert_header(*header).map_err(unusable)?))

@@ -7,7 +7,7 @@ use super::results::{SimulationResults, compute_share};
 use super::simulation::{LogProperties, Simulation};
 use crate::limit::{Consistency, Limit};
 use crate::rules::rule::set::RuleSet;
-use crate::tools::replay::log_completeness::{RecordNumberSpan, SequenceFindings};
+use crate::tools::replay::log_completeness::SequenceFindings;
 use crate::tools::replay::source::SourceSummary;
 
 /// Maximum number of processes whose irregular records get warnings of their own.
@@ -35,7 +35,7 @@ pub fn collect_warnings(simulation: &Simulation, summary: &SourceSummary, result
             unknown > 0,
             format!(
                 "{unknown} requests ({share:.2} %) are not {done}: the log does not have their rules (give the files \
-                 with the headers of their processes)"
+                 with the headers of their processes, or --rules and --against)"
             ),
         );
         let failed = totals.failed - unknown;
@@ -80,8 +80,8 @@ fn collect_sequence_warnings(sequences: &[SequenceFindings]) -> Vec<String> {
     let mut warnings = Vec::new();
     for found in sequences.iter().take(MAX_REPORTED_PROCESSES) {
         let process = &found.process;
-        if let Some(RecordNumberSpan { from, to }) = found.first_gap {
-            let missing = found.missing;
+        if let Some(gap) = &found.first_gap {
+            let (missing, from, to) = (found.missing, gap.start(), gap.end());
             warnings.push(format!(
                 "process {process}: {missing} records are missing (first {from} to {to}): they were lost, or a file \
                  was left out"
@@ -93,17 +93,10 @@ fn collect_sequence_warnings(sequences: &[SequenceFindings]) -> Vec<String> {
                 "process {process}: {repeated} records occur again and were counted once (is a file given twice?)"
             ));
         }
-        if let Some(RecordNumberSpan { from, to }) = found.first_late {
-            let late = found.late;
-            warnings.push(format!(
-                "process {process}: {late} records come after later ones (first {from} after {to}), so time goes \
-                 backwards (give rotated files one by one, not as one, and do not sort lines)"
-            ));
-        }
     }
     if sequences.len() > MAX_REPORTED_PROCESSES {
         let more = sequences.len() - MAX_REPORTED_PROCESSES;
-        warnings.push(format!("{more} more processes have missing, repeated or late records"));
+        warnings.push(format!("{more} more processes have missing or repeated records"));
     }
     warnings
 }
@@ -136,13 +129,12 @@ pub fn list_infidelity_reasons(
     summary: &SourceSummary,
     results: &SimulationResults,
 ) -> Vec<String> {
-    let has = |is_so: fn(&SequenceFindings) -> bool| summary.sequences.iter().any(is_so);
+    let lacks_records = summary.sequences.iter().any(|found| found.missing > 0);
     let mut totals = [Some(&results.new), results.old.as_ref()].into_iter().flatten();
     let lost_counters = totals.any(|totals| totals.evicted_counters + totals.charges_without_counter > 0);
     let known = [
-        (has(|found| found.missing > 0), "records are missing"),
+        (lacks_records, "records are missing"),
         (log.dropped > 0, "the log lost decisions"),
-        (has(|found| found.late > 0), "records are in another order than they were decided"),
         (log.is_incomplete, "the log leaves out admitted decisions"),
         (log.starts == 0, "counters had been in use before the log begins"),
         (summary.hidden > 0, "descriptors without values are not replayed"),

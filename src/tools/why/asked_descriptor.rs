@@ -10,7 +10,6 @@ use crate::base::text::first_chars_if_longer;
 use crate::decide::log::record::{DescriptorRecord, EntryRecord};
 use crate::decide::log::value_form::ValueForm;
 use crate::limit::request::Entry;
-use crate::rules::rule::EntryOrder;
 
 /// A domain and a whole descriptor.
 #[derive(Clone, Debug)]
@@ -54,22 +53,16 @@ impl<'a> AskedDescriptor<'a> {
         format_entries(&self.plain)
     }
 
-    /// Compares a recorded descriptor, apart from its domain, whose entries have the order of the asked ones or any.
-    pub fn compare_descriptor(&self, record: &DescriptorRecord<'_>, order: EntryOrder) -> Likeness {
+    /// Compares a recorded descriptor, apart from its domain and from the order of its entries.
+    pub fn compare_descriptor(&self, record: &DescriptorRecord<'_>) -> Likeness {
         if record.entries.len() != self.plain.len() {
             return Likeness::Different;
         }
         let mut likeness = Likeness::Same;
         let mut left: SmallVec<[usize; 8]> = (0..self.plain.len()).collect();
         for entry in &record.entries {
-            let found = match order {
-                EntryOrder::AsWritten => Some((0, self.compare_entry(entry, left[0]))),
-                EntryOrder::Any => {
-                    let likeness = left.iter().map(|index| self.compare_entry(entry, *index));
-                    likeness.enumerate().min_by_key(|(_, likeness)| *likeness)
-                }
-            };
-            match found {
+            let of_entries = left.iter().map(|index| self.compare_entry(entry, *index));
+            match of_entries.enumerate().min_by_key(|(_, of_entry)| *of_entry) {
                 None | Some((_, Likeness::Different)) => return Likeness::Different,
                 Some((position, of_entry)) => {
                     left.remove(position);

@@ -1,9 +1,6 @@
 //! Collection of the decisions on one descriptor, in bounded memory, from logs in any order.
 //!
-//! The rules in the headers of the logs say under which rule sets the asked domain takes entries in any order. The
-//! service sorts such entries before it decides and logs them, so the log never has the order of the request.
-//!
-//! Decides: how many decisions `why` keeps (`keep_decision`); a domain with `order: any` (`RecordedRuleSets`).
+//! Decides: how many decisions `why` keeps (`keep_decision`).
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
@@ -12,14 +9,12 @@ use serde::Serialize;
 use smallvec::SmallVec;
 
 use super::asked_descriptor::{AskedDescriptor, Likeness, NearestDescriptors, format_entries};
-use super::bans_and_slots::{BanHistory, SlotHistory};
 use super::rejection;
 use super::time_range::{TimeRange, format_time};
 use crate::decide::log::header::{HeaderReason, HeaderRecord, SettingsRecord};
 use crate::decide::log::header::{build_compile_options, decode_recorded_rules};
 use crate::decide::log::record::{DecisionRecord, Record, RecordedVerdict};
 use crate::rules::compile::options::CompileOptions;
-use crate::rules::rule::EntryOrder;
 use crate::rules::rule::changes::{LimitList, RuleChanges};
 use crate::tools::replay::redis_clock::RedisClock;
 
@@ -56,11 +51,7 @@ pub struct DescriptorHistory<'q> {
     pub(super) log: LogCounts,
     pub(super) headers: LogHeaderFacts,
     pub(super) nearest: NearestDescriptors,
-    /// Rejections that may have begun a ban.
-    pub(super) bans: BanHistory,
-    /// Slots that were taken and freed.
-    pub(super) slots: SlotHistory,
-    /// Rule sets under which the domain takes entries in any order.
+    /// Limits of the last rule sets.
     rule_sets: RecordedRuleSets,
     /// Problems of the logs.
     pub(super) problems: Vec<String>,
@@ -147,8 +138,6 @@ impl<'q> DescriptorHistory<'q> {
             log: LogCounts::default(),
             headers: LogHeaderFacts::default(),
             nearest,
-            bans: BanHistory::default(),
-            slots: SlotHistory::default(),
             rule_sets: RecordedRuleSets::default(),
             problems: Vec::new(),
         }
@@ -195,7 +184,7 @@ impl<'q> DescriptorHistory<'q> {
             }
             Record::Header(header) => {
                 self.note_process_time(&header.process, time_us);
-                self.rule_sets.add_header(&header, self.asked.domain);
+                self.rule_sets.add_header(&header);
                 self.headers.add_header(&header, is_in_range, &self.rule_sets);
             }
             Record::Dropped(dropped) => {
@@ -226,13 +215,6 @@ impl<'q> DescriptorHistory<'q> {
         }
         self.log.found += 1;
         extend_span(&mut self.log.first_found_us, &mut self.log.last_found_us, time_us);
-        let asked = positions.iter().filter_map(|index| decision.descriptors.get(*index));
-        asked.for_each(|descriptor| {
-            self.bans.add_descriptor(decision, descriptor);
-            if !self.range.is_before(time_us) {
-                self.slots.add_descriptor(decision, descriptor);
-            }
-        });
         if is_in_range {
             self.counts.add_decision(decision, time_us, &positions);
             self.keep_decision(decision, time_us, positions);
@@ -243,9 +225,8 @@ impl<'q> DescriptorHistory<'q> {
     fn find_asked_and_note_similar(&mut self, decision: &DecisionRecord<'_>) -> SmallVec<[usize; 1]> {
         let is_domain = *decision.domain == *self.asked.domain;
         let mut positions = SmallVec::new();
-        let order = self.rule_sets.entry_order_under(&decision.rules);
         for (index, descriptor) in decision.descriptors.iter().enumerate() {
-            match (is_domain, self.asked.compare_descriptor(descriptor, order)) {
+            match (is_domain, self.asked.compare_descriptor(descriptor)) {
                 (true, Likeness::Same) => positions.push(index),
                 (true, Likeness::HiddenValues) => self.log.hidden += 1,
                 (true, Likeness::OtherHashes) => self.log.other_hashes += 1,
@@ -416,47 +397,31 @@ impl LogHeaderFacts {
     }
 }
 
-/// Maximum number of rule sets that are compiled; under others entries have the order of the rules.
-const MAX_RULE_SETS: usize = 1000;
-
 /// Number of rule sets whose limits are kept, to compare the next with them.
 const MAX_KEPT_LIMIT_LISTS: usize = 4;
 
-/// What is known of recorded rule sets, by their ids.
+/// Limits of the last recorded rule sets, by their ids.
 #[derive(Debug, Default)]
-pub(super) struct RecordedRuleSets {
-    /// Order of entries in the asked domain.
-    orders: HashMap<String, EntryOrder>,
-    /// Limits of the last ones.
-    limits: VecDeque<(String, LimitList)>,
-}
+pub(super) struct RecordedRuleSets(VecDeque<(String, LimitList)>);
 
 impl RecordedRuleSets {
-    /// Takes note of the rules of a header. Rules that cannot be compiled here count as those with one order.
-    fn add_header(&mut self, header: &HeaderRecord, domain: &str) {
-        let Some(rules) = &header.rules else { return };
-        if self.orders.contains_key(&rules.id) || self.orders.len() == MAX_RULE_SETS {
-            return;
-        }
-        let order = decode_recorded_rules(rules.clone()).ok().and_then(|recorded| {
-            let rule_defaults = Arc::new(recorded.defaults);
-            let options = CompileOptions { rule_defaults, ..build_compile_options(&header.settings) };
-            let compiled = recorded.rules.compile(&options).ok()?;
-            self.limits.truncate(MAX_KEPT_LIMIT_LISTS - 1);
-            self.limits.push_front((rules.id.clone(), LimitList::of_domains(&compiled.domains)));
-            Some(compiled.domains.iter().find(|known| *known.name == *domain)?.matching.order)
-        });
-        self.orders.insert(rules.id.clone(), order.unwrap_or_default());
+    /// Takes note of the rules of a header, unless they cannot be compiled here.
+    fn add_header(&mut self, header: &HeaderRecord) {
+        let Some(rules) = header.rules.as_ref().filter(|rules| self.find(Some(&rules.id)).is_none()) else { return };
+        let Ok(recorded) = decode_recorded_rules(rules.clone()) else { return };
+        let rule_defaults = Arc::new(recorded.defaults);
+        let options = CompileOptions { rule_defaults, ..build_compile_options(&header.settings) };
+        let Ok(compiled) = recorded.rules.compile(&options) else { return };
+        self.0.truncate(MAX_KEPT_LIMIT_LISTS - 1);
+        self.0.push_front((rules.id.clone(), LimitList::of_domains(&compiled.domains)));
+    }
+
+    fn find(&self, id: Option<&str>) -> Option<&LimitList> {
+        self.0.iter().find(|(known, _)| Some(known.as_str()) == id).map(|(_, limits)| limits)
     }
 
     /// Limits that differ between two rule sets, if those of both are kept.
     fn changes_between(&self, before: Option<&str>, after: Option<&str>) -> Option<RuleChanges> {
-        let find = |id: Option<&str>| self.limits.iter().find(|(known, _)| Some(known.as_str()) == id);
-        Some(RuleChanges::between(&find(before)?.1, &find(after)?.1))
-    }
-
-    /// Order of entries under a rule set.
-    fn entry_order_under(&self, rules: &str) -> EntryOrder {
-        self.orders.get(rules).copied().unwrap_or_default()
+        Some(RuleChanges::between(self.find(before)?, self.find(after)?))
     }
 }

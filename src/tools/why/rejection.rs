@@ -197,6 +197,17 @@ pub enum NeverPassesReason {
     MoreHitsThanLimit,
 }
 
+/// A ban that was in force, or that the rejection began.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct BanFacts {
+    /// Beginning.
+    pub since: String,
+    /// End, if no further try prolongs it.
+    pub until: String,
+    /// `ban` as in a rule file.
+    pub ban: String,
+}
+
 /// A limit that rejected the hits of its descriptor.
 #[derive(Clone, Copy, Debug)]
 pub struct RejectingLimit<'r, 't> {
@@ -238,6 +249,20 @@ impl RejectingLimit<'_, '_> {
         u64::from(self.limit.capacity.unwrap_or(self.limit.requests_per_unit))
     }
 
+    /// Time of the charge by the clock of its counter, in microseconds since the Unix epoch.
+    fn charge_time_us(&self) -> u64 {
+        self.descriptor.now_us.unwrap_or(self.decision.time_us)
+    }
+
+    /// Returns the ban that the rejection began, or that rejected the hits.
+    pub fn find_ban(&self) -> Option<BanFacts> {
+        let result = self.limit.result.filter(|result| result.banned_us > 0)?;
+        let text = self.limit.ban.as_ref()?;
+        let until_us = self.charge_time_us().saturating_add(result.banned_us);
+        let since_us = until_us.saturating_sub(Ban::from_text(text)?.length_us());
+        Some(BanFacts { since: format_time(since_us), until: format_time(until_us), ban: text.to_string() })
+    }
+
     /// Returns the changes, the simplest first.
     pub fn list_remedies(&self) -> Vec<Remedy> {
         let mut remedies: Vec<Remedy> = self.find_wait_remedy().into_iter().collect();
@@ -262,8 +287,8 @@ impl RejectingLimit<'_, '_> {
         }
         let reason = match self.limit.result?.retry_after_us {
             Some(wait_us) => {
-                let now_us = self.descriptor.now_us.unwrap_or(self.decision.time_us);
-                return Some(Remedy::Wait { until: format_time(now_us.saturating_add(wait_us)), wait_us });
+                let until = format_time(self.charge_time_us().saturating_add(wait_us));
+                return Some(Remedy::Wait { until, wait_us });
             }
             None if self.limit.requests_per_unit == 0 => NeverPassesReason::LimitIsZero,
             None if self.hits_to_fit() > self.capacity() => NeverPassesReason::MoreHitsThanLimit,

@@ -4,9 +4,8 @@
 
 use serde::Serialize;
 
-use super::bans_and_slots::{BanFacts, HeldSlots};
 use super::descriptor_history::{AskedDecision, DescriptorHistory, RuleChange};
-use super::rejection::{RejectingLimit, Remedy, limit_rejected_hits, list_remedies_for_block_or_policy};
+use super::rejection::{BanFacts, RejectingLimit, Remedy, limit_rejected_hits, list_remedies_for_block_or_policy};
 use super::time_range::format_time;
 use crate::decide::log::header::SettingsRecord;
 use crate::decide::log::record::{DecisionRecord, RecordedVerdict};
@@ -115,9 +114,6 @@ pub struct LimitRemedies {
     /// Ban that the limit began, or that rejected the hits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ban: Option<BanFacts>,
-    /// Slots that were held, if the limit is concurrent.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub held: Option<HeldSlots>,
     /// Changes.
     pub remedies: Vec<Remedy>,
 }
@@ -132,7 +128,7 @@ impl<'l> WhyResults<'l> {
         );
         causes.sort_by(|one, other| other.requests.cmp(&one.requests).then_with(|| one.cause.cmp(&other.cause)));
         let decisions = history.decisions_by_time();
-        let decisions: Vec<_> = decisions.into_iter().map(|decision| build_shown_decision(history, decision)).collect();
+        let decisions: Vec<_> = decisions.into_iter().map(build_shown_decision).collect();
         let mut rule_changes = history.headers.changes.clone();
         rule_changes.sort_by_key(|change| change.time_us);
         Self {
@@ -167,10 +163,9 @@ impl<'l> WhyResults<'l> {
     }
 }
 
-fn build_shown_decision<'l>(
-    history: &DescriptorHistory<'_>,
-    AskedDecision { time_us, record, asked_positions }: AskedDecision<'l>,
-) -> DecisionWithRemedies<'l> {
+fn build_shown_decision(
+    AskedDecision { time_us, record, asked_positions }: AskedDecision<'_>,
+) -> DecisionWithRemedies<'_> {
     let mut rejected_by = Vec::new();
     if record.verdict == RecordedVerdict::OverLimit {
         for (index, descriptor) in record.descriptors.iter().enumerate() {
@@ -179,16 +174,13 @@ fn build_shown_decision<'l>(
             }
             let before = rejected_by.len();
             for (at, limit) in descriptor.limits.iter().enumerate().filter(|(_, limit)| limit_rejected_hits(limit)) {
-                let remedies = RejectingLimit { decision: &record, descriptor, limit }.list_remedies();
-                // Rejections and slots are kept of the asked descriptor only.
-                let is_asked = asked_positions.contains(&index);
-                let ban = is_asked.then(|| history.bans.explain_ban(&record, descriptor, at)).flatten();
-                let held = is_asked.then(|| history.slots.find_held_slots(&record, descriptor, at)).flatten();
-                rejected_by.push(LimitRemedies { descriptor: index, limit: Some(at), ban, held, remedies });
+                let rejecting = RejectingLimit { decision: &record, descriptor, limit };
+                let (ban, remedies) = (rejecting.find_ban(), rejecting.list_remedies());
+                rejected_by.push(LimitRemedies { descriptor: index, limit: Some(at), ban, remedies });
             }
             if rejected_by.len() == before {
                 let remedies = list_remedies_for_block_or_policy(&record, descriptor);
-                rejected_by.push(LimitRemedies { descriptor: index, limit: None, ban: None, held: None, remedies });
+                rejected_by.push(LimitRemedies { descriptor: index, limit: None, ban: None, remedies });
             }
         }
     }
@@ -240,10 +232,8 @@ fn collect_notes(history: &DescriptorHistory<'_>) -> Vec<String> {
 /// Reasons why the logs may not have a descriptor.
 fn list_reasons_for_absence(history: &DescriptorHistory<'_>, settings: Option<&SettingsRecord>) -> Vec<String> {
     let log = &history.log;
-    let mut reasons = vec![
-        "the logs have no decision on this descriptor: entries must be all those of the request, in its order"
-            .to_owned(),
-    ];
+    let mut reasons =
+        vec!["the logs have no decision on this descriptor: entries must be all those of the request".to_owned()];
     if history.asked.descriptor_text().contains('*') {
         let hint = "a `*` is no pattern here: ask for a value as it was sent (`top` shows the pattern of values that \
                     share a counter)";

@@ -91,11 +91,6 @@ impl TimeRange {
         self.asked.is_none() || self.middle_us.is_some_and(|middle_us| middle_us.abs_diff(time_us) <= self.half_us)
     }
 
-    /// True if the range ends before a time.
-    pub fn is_before(&self, time_us: u64) -> bool {
-        self.bounds().is_some_and(|range| range.to_us < time_us)
-    }
-
     /// True if the range contains a part of the time between these two.
     pub fn overlaps(&self, first_us: u64, last_us: u64) -> bool {
         let bounds = self.bounds();

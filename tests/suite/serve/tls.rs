@@ -11,7 +11,7 @@ use tempfile::TempDir;
 use kit::envoy::Envoy;
 use kit::grpc::{Client, rate_limit_request};
 use kit::redis::certificates::Certificates;
-use kit::tollkeeper::{Setup, Tollkeeper, inherited_env, linked_as, program_path, with_rules, without_rules};
+use kit::tollkeeper::{Setup, Tollkeeper, inherited_env, program_path, with_rules, without_rules};
 use kit::{http, read, repository, wait_for};
 
 const RULES: &str = "\
@@ -201,25 +201,6 @@ fn client_certificate_is_required_if_configured() {
         let error = with(&named, &certificates, name).unwrap_err();
         assert!(error.lines().count() == 1, "{name}: {error}");
     }
-}
-
-#[test]
-fn client_cmd_connects_over_tls() {
-    let (directory, certificates) = certificates();
-    let server = mutual(&certificates).start();
-    let program = linked_as(directory.path(), "client_cmd");
-    let path = |name| text(certificates.path(name));
-    let address = format!("localhost:{}", server.grpc_port());
-    let usual = ["-dial_string", &address, "-domain", "shop", "-descriptors", "user=ann", "-grpc-use-tls"];
-    let (ca, certificate, key) = (path("ca.crt"), path("client.crt"), path("client.key"));
-    let files = ["-grpc-server-ca-file", &ca, "-grpc-cert-file", &certificate, "-grpc-key-file", &key];
-    let output = run(&program, &[&usual[..], &files].concat());
-    let stdout = String::from_utf8(output.stdout).unwrap();
-    assert!(output.status.success() && stdout.contains("\"overallCode\":\"OK\""), "{stdout}");
-    assert!(!run(&program, &[&usual[..], &files[..2]].concat()).status.success());
-    let output = run(&program, &[&usual[..], &["-grpc-server-ca-file", "/nowhere"]].concat());
-    let stderr = String::from_utf8(output.stderr).unwrap();
-    assert!(output.status.code() == Some(2) && stderr.contains("-grpc-server-ca-file=/nowhere: "), "{stderr}");
 }
 
 /// Waits until new connections are served with a certificate that this authority has signed.

@@ -356,9 +356,8 @@ OK
     assert!(untimed(&several.stdout).ends_with("\n3 OK, 2 OVER_LIMIT\n"), "{}", several.stdout);
 
     let many = call(&server, &["--descriptor", "a=many", "--count", "300"]);
-    let numbers: Vec<&str> =
-        many.stdout.lines().skip(1).take(5).filter_map(|line| line.split_whitespace().next()).collect();
-    assert_eq!(numbers, ["1", "...", "4", "...", "300"], "{}", many.stdout);
+    let rows: Vec<&str> = many.stdout.lines().filter(|line| line.contains(" a=many ")).collect();
+    assert_eq!((rows.len(), rows[19].split_whitespace().next()), (20, Some("20")), "{}", many.stdout);
     assert!(untimed(&many.stdout).ends_with("\n3 OK, 297 OVER_LIMIT\n"), "{}", many.stdout);
 }
 
@@ -503,6 +502,8 @@ fn bad_usage_names_the_flag_and_a_fix() {
             "run cargo run --release --manifest-path tests/bench/",
         ),
         (vec!["bench", "--help"], "removed from this program"),
+        (vec!["check", "--addr", "localhost:6070", "rules.yaml"], "top --rules --addr HOST:PORT --finding slots_not"),
+        (vec!["check", "--log", "decisions.jsonl"], "--finding reservations_not_settled"),
         (vec!["chekc"], "some similar subcommands exist"),
         (vec!["serve", "rules.yaml"], "tip: write `--config rules.yaml`"),
         (vec!["rules.yaml"], "tip: write `--config rules.yaml`"),
@@ -729,9 +730,9 @@ fn config_check_cmd_matches_envoyproxy_ratelimit() {
     }
     for (arguments, code, expected) in [
         (["-config_dir", "/nowhere"], 1, "error opening directory /nowhere: No such file or directory"),
-        (["-nope", ""], 2, "flag provided but not defined: -nope"),
+        (["-nope", ""], 2, "unexpected argument '--nope'"),
         (["-merge_domain_configs=maybe", ""], 2, "not a bool; give true or false"),
-        (["-merge_domain_configs", "-config_dir"], 2, "flag needs an argument: -config_dir"),
+        (["-merge_domain_configs", "-config_dir"], 2, "a value is required for '--config_dir"),
     ] {
         let ended = Run { program: &program, ..Run::default() }.with(&arguments);
         assert_eq!(ended.code, code, "{ended:?}");
@@ -740,43 +741,12 @@ fn config_check_cmd_matches_envoyproxy_ratelimit() {
 }
 
 #[test]
-fn client_cmd_matches_envoyproxy_ratelimit() {
+fn client_cmd_says_what_to_use_instead() {
     let names = directory(&[]);
     let program = linked_as(names.path(), "client_cmd");
-    let server = with_rules(SHOP).start();
-    let address = format!("127.0.0.1:{}", server.grpc_port());
-    let client = Run { program: &program, ..Run::default() };
-    let ended = client.with(&[
-        "-dial_string",
-        &address,
-        "--domain=shop",
-        "-descriptors",
-        "login=ann,x=y=z",
-        "-descriptors",
-        "login=ann",
-    ]);
-    let head = format!("dial string: {address}\ndomain: shop\ndescriptors: [login=ann,x=y=z] [login=ann]\nresponse: ");
-    assert_eq!((ended.code, ended.stderr.as_str()), (0, ""));
-    let response: Value =
-        serde_json::from_str(ended.stdout.strip_prefix(&head).unwrap_or_else(|| panic!("{ended:?}"))).unwrap();
-    assert_eq!(response["statuses"][1]["limitRemaining"], 4, "{response}");
-
-    let unreachable = format!("127.0.0.1:{}", Port::reserve().number());
-    for (arguments, code, expected) in [
-        (["-dial_string", unreachable.as_str(), "-domain=d"], 1, "request error: 127.0.0.1"),
-        (
-            ["-grpc-use-tls", "-grpc-key-file=k", "-domain=d"],
-            2,
-            "-grpc-cert-file and -grpc-key-file: give both or none",
-        ),
-        (["-grpc-server-ca-file", "ca.pem", "-domain=d"], 2, "-grpc-server-ca-file: it needs -grpc-use-tls"),
-        (["-descriptors", "a", "-domain=d"], 2, "-descriptors a: `a` has no `=`"),
-        (["-dial_string", "x", "-domain=d"], 2, "-dial_string x: give HOST:PORT"),
-    ] {
-        let ended = client.with(&arguments);
-        assert_eq!(ended.code, code, "{ended:?}");
-        assert!((ended.stdout + &ended.stderr).contains(expected), "{arguments:?}");
-    }
+    let ended = Run { program: &program, ..Run::default() }.with(&["-dial_string", "localhost:8081", "-domain=d"]);
+    assert_eq!(ended.code, 2, "{ended:?}");
+    assert!(ended.stderr.contains("removed (run tollkeeper call "), "{ended:?}");
 }
 
 #[test]

@@ -84,16 +84,11 @@ fn ten_users() -> Log {
     log.request(120_000, &["login=u1"])
 }
 
-/// The row of an algorithm and period with the least bucket or queue.
-fn row<'j>(results: &'j Value, algorithm: &str, period: &str) -> &'j Value {
-    let rows = results["limits"].as_array().unwrap();
-    let wanted = |row: &&Value| row["algorithm"] == algorithm && row["period"] == period;
-    rows.iter().find(wanted).unwrap_or_else(|| panic!("{algorithm} {period}: {results}"))
-}
-
-/// `requests_per_unit` of a row.
-fn limit_of(results: &Value, algorithm: &str, period: &str) -> Value {
-    row(results, algorithm, period)["requests_per_unit"].clone()
+/// `requests_per_unit` of the limit of a period.
+fn limit_of(results: &Value, period: &str) -> Value {
+    let mut rows = results["limits"].as_array().unwrap().iter();
+    let row = rows.find(|row| row["period"] == period).unwrap_or_else(|| panic!("{period}: {results}"));
+    row["requests_per_unit"].clone()
 }
 
 /// Header settings of a log that differ from the defaults.

@@ -177,16 +177,3 @@ fn files_of_one_domain_define_each_name_once() {
         assert!(twice.contains(expected), "{twice}");
     }
 }
-
-#[test]
-fn copy_of_rules_with_other_limits_has_the_rows_of_the_original() {
-    let files = tempfile::tempdir().unwrap();
-    replace(files.path().join("customers.csv"), TABLE);
-    let rules = load(&mut TableLoader::default(), files.path());
-    let mut copy = RuleSet::new(rules.to_edited_domains(|_| ()));
-    assert_eq!(plan_of(&copy, "acme"), ("free".to_owned(), PlanSource::Default), "no rows yet");
-    copy.use_table_rows_of(&rules);
-    assert_eq!(plan_of(&copy, "acme"), ("gold".to_owned(), PlanSource::Row));
-    assert_eq!(plan_of(&copy, "own"), ("own".to_owned(), PlanSource::OwnLimit));
-    assert_eq!(plan_of(&copy, "nobody"), ("free".to_owned(), PlanSource::Default));
-}

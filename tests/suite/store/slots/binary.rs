@@ -377,13 +377,8 @@ fn output_of(arguments: &[&str]) -> String {
 
 #[test]
 fn slots_are_explained_counted_and_missed_if_nothing_releases_them() {
-    let log = tempfile::tempdir().unwrap();
-    let file = log.path().join("decisions.jsonl");
     let replica =
-        with_rules("domain: shop\ndescriptors: [{key: k, rate_limit: {concurrent: 30, max_duration: 10m}}]\n")
-            .env("TOLLKEEPER_DECISION_LOG_WHEN", "all")
-            .env("TOLLKEEPER_DECISION_LOG", format!("file:{}", file.display()))
-            .start();
+        with_rules("domain: shop\ndescriptors: [{key: k, rate_limit: {concurrent: 30, max_duration: 10m}}]\n").start();
     let tokens: Vec<_> = (0..25).map(|stream| acquire(&replica, "one", &stream.to_string())).collect();
     let address = format!("127.0.0.1:{}", replica.debug_port());
     let explained = output_of(&["explain", "--addr", &address, "--domain", "shop", "--descriptor", "k=a"]);
@@ -391,42 +386,29 @@ fn slots_are_explained_counted_and_missed_if_nothing_releases_them() {
     assert!(explained.contains("25 slots of one\n"), "{explained}");
     let top = output_of(&["top", "--addr", &address, "--rules"]);
     assert!(top.contains("slots: 25 taken, 0 freed, 0 seats never released"), "{top}");
-    let missed = ["warning: shop.k", "25 slots were taken and none was released"];
-    let check = |arguments: &[&str]| output_of(&[&["check"], arguments].concat());
-    let of_server = check(&["--addr", &address]);
-    assert!(missed.iter().all(|part| of_server.contains(part)), "{of_server}");
-    let log_path = file.to_str().unwrap();
-    let of_log = wait_for("the log", || Some(check(&["--log", log_path])).filter(|text| text.contains("25 requests")));
-    assert!(of_log.contains("warning: shop.k: 25 requests asked for slots and none released one"), "{of_log}");
+    let find = || output_of(&["top", "--addr", &address, "--rules", "--finding", "slots_not_released"]);
+    let missed = ["shop.k", "25 slots were taken and none was released"];
+    let found = find();
+    assert!(missed.iter().all(|part| found.contains(part)), "{found}");
     call(&replica, "one", &[("slot", "0"), ("release", &tokens[0])]).unwrap();
-    assert_eq!(check(&["--addr", &address]), "traffic, 0 warnings\n");
-    wait_for("the release in the log", || (check(&["--log", log_path]) == "traffic, 0 warnings\n").then_some(()));
+    let found = find();
+    assert!(missed.iter().all(|part| !found.contains(part)), "{found}");
     let top = output_of(&["top", "--addr", &address, "--rules"]);
     assert!(top.contains("slots: 25 taken, 1 freed"), "{top}");
 }
 
 #[test]
-fn check_names_reservations_that_nothing_settles() {
-    let log = tempfile::tempdir().unwrap();
-    let file = log.path().join("decisions.jsonl");
+fn top_finds_reservations_that_nothing_settles() {
     let limit = "{unit: hour, requests_per_unit: 1000, reservations: 10m}";
-    let replica = with_rules(&format!("domain: shop\ndescriptors: [{{key: k, rate_limit: {limit}}}]\n"))
-        .env("TOLLKEEPER_DECISION_LOG_WHEN", "all")
-        .env("TOLLKEEPER_DECISION_LOG", format!("file:{}", file.display()))
-        .start();
+    let replica = with_rules(&format!("domain: shop\ndescriptors: [{{key: k, rate_limit: {limit}}}]\n")).start();
     let tokens: Vec<_> = (0..25).map(|stream| acquire(&replica, "one", &stream.to_string())).collect();
-    let (address, log_path) = (format!("127.0.0.1:{}", replica.debug_port()), file.to_str().unwrap());
-    let of_server = output_of(&["check", "--addr", &address]);
-    assert!(
-        of_server.contains("warning: shop.k") && of_server.contains("none was settled: Envoy needs"),
-        "{of_server}"
-    );
-    let check_log = || output_of(&["check", "--log", log_path]);
-    let of_log = wait_for("the log", || Some(check_log()).filter(|text| text.contains("25 requests")));
-    assert!(of_log.contains("warning: shop.k: 25 requests reserved an estimate and none was settled"), "{of_log}");
+    let address = format!("127.0.0.1:{}", replica.debug_port());
+    let find = || output_of(&["top", "--addr", &address, "--rules", "--finding", "reservations_not_settled"]);
+    let found = find();
+    assert!(found.contains("shop.k") && found.contains("none was settled: Envoy needs"), "{found}");
     call(&replica, "one", &[("slot", "0"), ("release", &tokens[0])]).unwrap();
-    assert_eq!(output_of(&["check", "--addr", &address]), "traffic, 0 warnings\n");
-    wait_for("the settlement in the log", || (check_log() == "traffic, 0 warnings\n").then_some(()));
+    let found = find();
+    assert!(!found.contains("none was settled"), "{found}");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{Files, RULES, limit_of, row, settings, ten_users};
+use super::{Files, RULES, limit_of, settings, ten_users};
 use crate::tools::simulate::Log;
 
 #[test]
@@ -12,14 +12,13 @@ fn limits_of_known_traffic_are_the_quantiles_of_use() {
         files.recommend(&format!("--rule shop.login --traffic log --rejected-keys {share} --json")).json()
     };
     let results = recommend("10%");
-    assert_eq!(results["version"], 1);
+    assert_eq!(results["version"], 2);
     assert_eq!(results["basis"]["keys"], 10);
     assert_eq!(results["basis"]["requests"], 56);
     assert_eq!(results["basis"]["span_seconds"], 120.0);
     assert_eq!(results["rule"]["rejected_keys"], 5);
     assert_eq!(results["use"][0], json!({"period": "minute", "p50": 5, "p90": 9, "p99": 10, "max": 10}));
-    assert_eq!(limit_of(&results, "sliding_window_log", "minute"), 9);
-    assert_eq!(limit_of(&results, "fixed_window", "minute"), 9);
+    assert_eq!(limit_of(&results, "minute"), 9);
     assert_eq!(
         results["left_out_periods"],
         json!([
@@ -33,14 +32,12 @@ fn limits_of_known_traffic_are_the_quantiles_of_use() {
         (&first["algorithm"], &first["period"], &first["recommended"]),
         (&json!("sliding_window_log"), &json!("minute"), &json!(true))
     );
-    assert_eq!(first["verified"], json!({"requests": 56, "rejected_requests": 1, "rejected_keys": 1}));
-    assert_eq!(limit_of(&recommend("0%"), "sliding_window_log", "minute"), 10);
-    assert_eq!(limit_of(&recommend("3"), "sliding_window_log", "minute"), 7);
+    assert_eq!((&first["rejected_keys"], &first["rejected_keys_share"]), (&json!(1), &json!(0.1)));
+    assert_eq!(limit_of(&recommend("0%"), "minute"), 10);
+    assert_eq!(limit_of(&recommend("3"), "minute"), 7);
     // One less than three keys of ten.
-    assert_eq!(limit_of(&recommend("29.9%"), "sliding_window_log", "minute"), 8);
-    assert_eq!(limit_of(&recommend("30%"), "sliding_window_log", "minute"), 7);
-    let point = json!({"requests_per_unit": 7, "rejected_keys": 3, "rejected_keys_share": 0.3});
-    assert!(results["curve"].as_array().unwrap().contains(&point), "{results}");
+    assert_eq!(limit_of(&recommend("29.9%"), "minute"), 8);
+    assert_eq!(limit_of(&recommend("30%"), "minute"), 7);
 }
 
 #[test]
@@ -54,10 +51,9 @@ fn text_shows_basis_table_and_rules() {
         "now       rejects 5 (50.00 %) of the keys",
         "goal      at most 1 key of 10 rejected",
         "left out  hour, day: longer than the traffic",
-        "any minute       5    9    10   10",
-        "sliding_window_log *    minute  9              1 (10.00 %), verified  1 (1.79 %)",
-        "leaky_bucket: callers wait for 18.0 ms at most",
-        "5      5 (50.00 %)    ####################",
+        "any minute *     5    9    10   10   9      1 (10.00 %)",
+        "any second       5    9    10   10   9      1 (10.00 %)",
+        "limits by sliding_window_log; * is that of the rule to paste",
         "    requests_per_unit: 9\n    algorithm: sliding_window_log\n",
         "under the recommended limit, requests per 2 s\n      54 │█",
         "       0 │▁",
@@ -127,7 +123,6 @@ fn rule_to_paste_keeps_window_ban_and_active_and_its_use_is_that_of_active_times
     let files = Files::new().with("log", log.text());
     let results = files.recommend("--rule shop.login --traffic log --rejected-keys 0 --json").json();
     assert_eq!((&results["basis"]["requests"], &results["limits"][0]["requests_per_unit"]), (&json!(3), &json!(3)));
-    assert_eq!(results["limits"][0]["verified"]["requests"], 3, "{results}");
     let yaml = results["yaml"].as_str().unwrap();
     let active = "{days: \"mon,tue,wed,thu,fri,sat,sun\", from: \"22:14\", to: \"22:16\", timezone: UTC}";
     let expected = format!(
@@ -220,10 +215,9 @@ fn what_limits_the_figures_is_told() {
     assert_eq!((&results["basis"]["keys"], &results["basis"]["processes"]), (&json!(11), &json!(2)));
     let results = warned(&files, "--traffic log --max-keys 4 --rejected-keys 0%", "requests of keys beyond --max-keys");
     assert_eq!(
-        (&results["basis"]["keys"], &limit_of(&results, "sliding_window_log", "minute")),
-        (&json!(4), &json!(4))
+        (&results["basis"]["keys"], &limit_of(&results, "minute"), &results["basis"]["requests"]),
+        (&json!(4), &json!(4), &json!(11))
     );
-    assert_eq!(row(&results, "sliding_window_log", "minute")["verified"]["requests"], 11);
     let results = warned(&files, "--traffic table.csv --rules rules.yaml --map map.yaml", "the traffic has no answers");
     assert!(results["basis"]["already_rejected"].is_null(), "{results}");
     assert_eq!(files.recommend("--rule shop.login --traffic hashed --json").json()["basis"]["keys"], 1);
@@ -239,8 +233,6 @@ fn traffic_beyond_memory_is_left_out_and_told() {
     let results = files.recommend("--rule shop.login --traffic log --memory 1MiB --json").json();
     let read = results["basis"]["requests"].as_u64().unwrap();
     assert!((10_000..40_000).contains(&read), "{read}");
-    assert_eq!(results["limits"][0]["verified"]["requests"], read);
-    assert_eq!(results["limits"][0]["verified"]["rejected_keys"], results["limits"][0]["rejected_keys"]);
     let warnings = results["warnings"].to_string();
     assert!(warnings.contains(&format!("memory was full after {read} requests")), "{warnings}");
 }

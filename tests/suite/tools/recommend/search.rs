@@ -5,10 +5,9 @@ use tollkeeper::base::clock::Time;
 use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::Hits;
-use tollkeeper::tools::recommend::demand::{ChargeSequence, RecordedCharge};
-use tollkeeper::tools::recommend::recommendation::{
-    FixedLimitFields, LimitTemplate, SearchRange, admits_all, find_smallest_admitting_all,
-};
+use tollkeeper::limit::{Limit, LimitSpec};
+use tollkeeper::tools::recommend::demand::{ChargeSequence, ExistingLimit, LimitDemand, RecordedCharge};
+use tollkeeper::tools::recommend::recommendation::{RejectedKeysGoal, admits_all, build_limit, recommend_limits};
 
 /// Largest limit of the scan.
 const MAX: u32 = 60;
@@ -33,25 +32,29 @@ fn sequence() -> impl Strategy<Value = ChargeSequence> {
 
 proptest! {
     #[test]
-    fn bisection_finds_the_first_limit_of_a_scan(sequence in sequence(), factor in 1..4_u32, first in 1..100_u32) {
+    fn bisection_finds_the_first_limit_of_a_scan(sequence in sequence()) {
         for algorithm in Algorithm::ALL {
+            let period = Period::new(Unit::Second, 1).unwrap();
             let can_wait = matches!(algorithm, Algorithm::TokenBucket | Algorithm::LeakyBucket);
             for max_wait_us in [None, can_wait.then_some(250_000)] {
-                let fixed_keys = FixedLimitFields { max_wait_us, calendar_months: false, window: None, ban: None, log_max: 10_000 };
-                let period = Period::new(Unit::Second, 1).unwrap();
-                let template = LimitTemplate { algorithm, period, capacity_factor: factor, fixed_keys };
-                let admitted_from = |limit_of: &dyn Fn(u32) -> Option<tollkeeper::limit::Limit>| {
-                    let admitted: Vec<bool> = (0..=MAX).map(|n| admits_all(&limit_of(n).unwrap(), &sequence)).collect();
-                    prop_assert!(admitted.is_sorted(), "{algorithm}: a larger limit rejects more: {admitted:?}");
-                    let scanned = admitted.iter().position(|admitted| *admitted).map(|n| u32::try_from(n).unwrap());
-                    let found = find_smallest_admitting_all(&sequence, SearchRange { first, max: MAX }, limit_of);
-                    prop_assert_eq!(found, scanned, "{}", algorithm);
-                    Ok(())
+                let spec = LimitSpec { max_wait_us, ..LimitSpec::new(algorithm, 5, period) };
+                let asked = ExistingLimit {
+                    rule: "shop.login".to_owned(),
+                    location: String::new(),
+                    plan: None,
+                    name: String::new(),
+                    limit: Limit::new(&spec).unwrap(),
+                    active: None,
+                    log_max: 10_000,
                 };
-                admitted_from(&|n| template.build_limit(n, None))?;
-                if template.has_capacity_key() {
-                    admitted_from(&|capacity| template.build_limit(20, Some(capacity)))?;
-                }
+                let admitted = |number| admits_all(&build_limit(&asked, period, number).unwrap(), &sequence);
+                let admitted: Vec<bool> = (0..=MAX).map(admitted).collect();
+                prop_assert!(admitted.is_sorted(), "{algorithm}: a larger limit rejects more: {admitted:?}");
+                let scanned = admitted.iter().position(|admitted| *admitted).map(|n| u32::try_from(n).unwrap());
+                let demand = LimitDemand { keys: 1, sequences: vec![sequence.clone()], ..LimitDemand::default() };
+                let found = recommend_limits(&demand, &asked, RejectedKeysGoal::Keys(0)).limits;
+                let found = found.first().map(|found| found.limit.requests_per_unit());
+                prop_assert_eq!(found.filter(|number| *number <= MAX), scanned, "{}", algorithm);
             }
         }
     }
