@@ -76,8 +76,10 @@ pub(crate) struct UnknownVariable {
     pub(crate) name: String,
     /// Similar known name, which may have been meant.
     pub(crate) nearest: Option<&'static str>,
-    /// What to use instead, if other rate limiters have the variable.
+    /// What to use instead, if other rate limiters have the variable, or an earlier version had it.
     pub(crate) instead: Option<&'static str>,
+    /// An earlier version had the variable.
+    is_removed: bool,
 }
 
 /// Variables of envoyproxy/ratelimit that came later, of its forks, and of Limitador, with what to use instead.
@@ -200,7 +202,8 @@ impl Environment {
         notices.dedup();
         for variable in &self.unknown {
             let guess = variable.suggestion().map(|fix| format!("; {fix}")).unwrap_or_default();
-            let what = format!("is not known and has no effect{guess}");
+            let why = if variable.is_removed { "was removed" } else { "is not known" };
+            let what = format!("{why} and has no effect{guess}");
             notices.push(Notice { name: variable.name.clone(), what });
         }
         findings
@@ -229,13 +232,14 @@ impl UnknownVariable {
         let own = name.strip_prefix("TOLLKEEPER_");
         let nearest =
             own.and_then(|rest| find_setting(rest).map(AnySetting::name)).or_else(|| nearest_known_name(name));
-        let instead = FOREIGN_VARIABLES
-            .iter()
-            .chain(&REMOVED_VARIABLES)
-            .find(|(foreign, _)| *foreign == name)
-            .map(|(_, instead)| *instead);
+        let find = |variables: &[(&str, &'static str)]| {
+            variables.iter().find(|(variable, _)| *variable == name).map(|(_, instead)| *instead)
+        };
+        let removed = find(&REMOVED_VARIABLES);
+        let instead = removed.or_else(|| find(&FOREIGN_VARIABLES));
         let is_meant = instead.is_some() || KNOWN_PREFIXES.iter().any(|prefix| name.starts_with(prefix));
-        (is_meant || nearest.is_some()).then(|| Self { name: name.to_owned(), nearest, instead })
+        let is_removed = removed.is_some();
+        (is_meant || nearest.is_some()).then(|| Self { name: name.to_owned(), nearest, instead, is_removed })
     }
 }
 

@@ -23,7 +23,7 @@ use tokio::time::{Duration, sleep};
 
 use super::app_state::AppState;
 use super::page_builder::{Page, PageBuilder};
-use super::response::{METRICS_OFF, NO_RULES, respond_bad_query, respond_text};
+use super::response::{METRICS_OFF, NO_RULES_TEXT, respond_bad_query, respond_text};
 use super::status_pages::ProblemsReport;
 use crate::base::text::to_pretty_json;
 use crate::base::text_table::Format;
@@ -107,7 +107,7 @@ impl Sources {
     }
 
     fn loaded(&self) -> Result<&LoadedRules, NoReport> {
-        self.loaded.as_deref().ok_or_else(|| NoReport::for_now(NO_RULES))
+        self.loaded.as_deref().ok_or_else(|| NoReport::for_now(NO_RULES_TEXT))
     }
 
     fn view(&self) -> Result<&FleetView, NoReport> {

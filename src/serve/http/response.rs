@@ -74,12 +74,12 @@ pub(super) fn respond_bad_query(rejection: &QueryRejection) -> Response {
 }
 
 /// Why a page about the rules has status 503.
-pub(super) const NO_RULES: &str = "no rate limit configuration loaded\n";
+pub(super) const NO_RULES_TEXT: &str = "no rate limit configuration loaded\n";
 
 /// Why a page has status 503 instead of a report of zeros, which would show every rule as unused.
 pub(super) const METRICS_OFF: &str = "DISABLE_STATS=true: keys and rules are not counted (unset it and restart)\n";
 
 /// Status 503: no rules are loaded.
 pub(super) fn respond_no_rules() -> Response {
-    respond_text(StatusCode::SERVICE_UNAVAILABLE, NO_RULES)
+    respond_text(StatusCode::SERVICE_UNAVAILABLE, NO_RULES_TEXT)
 }

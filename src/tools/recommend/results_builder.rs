@@ -203,7 +203,7 @@ fn collect_warnings(parts: RecommendationParts<'_>) -> Vec<String> {
     warn(
         recommendation.allowed == 0
             && !matches!(parts.goal, RejectedKeysGoal::Keys(0) | RejectedKeysGoal::Billionths(0)),
-        format!("{keys} keys are too few for this share: no key is rejected, so the busiest one decides"),
+        format!("too few keys for this share ({keys}): no key is rejected, so the busiest one decides"),
     );
     warn(
         basis.is_cut,

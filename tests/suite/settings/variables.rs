@@ -572,6 +572,7 @@ fn ignored_harmless_setting_gets_one_line() {
         ("TOLLKEEPER_NOVELTY", "1"),
         // A notice about these would not fit on one line.
         ("TOLLKEEPER_LOG\nMAX", "1"),
+        ("TOLLKEEPER_RLQS_MAX_ID_BYTES", "1MiB"),
         ("TOLLKEEPER_\u{1b}[2J", "1"),
         ("UNRELATED", "1"),
         ("HOSTNAME", "pod-1"),
@@ -588,6 +589,8 @@ fn ignored_harmless_setting_gets_one_line() {
         "SHADOWMODE is not known and has no effect; did you mean SHADOW_MODE?",
         "TOLLKEEPER_GRPC_PORT is not known and has no effect; did you mean GRPC_PORT?",
         "TOLLKEEPER_NOVELTY is not known and has no effect",
+        "TOLLKEEPER_RLQS_MAX_ID_BYTES was removed and has no effect; \
+         use TOLLKEEPER_RLQS_MAX_BUCKETS: each 640 bytes of keys and values take one of them",
     ];
     assert_eq!(notices(&vars), expected);
 }

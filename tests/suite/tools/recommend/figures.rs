@@ -208,7 +208,7 @@ fn what_limits_the_figures_is_told() {
     warned(&files, "--traffic incomplete", "leaves out admitted decisions");
     warned(&files, "--traffic dropped", "the log lost 7 decisions");
     warned(&files, "--traffic short", "the traffic is shorter than a minute");
-    warned(&files, "--traffic log", "10 keys are too few for this share");
+    warned(&files, "--traffic log", "too few keys for this share (10)");
     let results = warned(&files, "--traffic override", "1 descriptors brought a limit of their own");
     assert_eq!(results["basis"]["requests"], 55);
     let results = warned(&files, "--traffic p q", "2 processes counted in their own memory");
