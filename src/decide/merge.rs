@@ -3,10 +3,10 @@
 //! `outcome` tells if the request is rejected, and which verdict wins. Body and retry time are those
 //! of the descriptors that reject it. A request with blocked entries is rejected whatever its refunds come to.
 //!
-//! Headers for the upstream are off by default. The upstream learns by
-//! name which limits a request exceeded although it passes: limits in shadow mode, quotas while others have room, and
-//! any limit under SHADOW_MODE. It may then answer with less instead of failing later. Names come from rules, so they
-//! are made safe for a header, and their number and length are bounded.
+//! Headers for the upstream are off by default. The upstream learns by name which limits a request exceeded although it
+//! passes: limits in shadow mode, quotas while others have room, and any limit under SHADOW_MODE. It may then answer with
+//! less instead of failing later. Names come from rules, so they are made safe for a header, and their number and length
+//! are bounded.
 //!
 //! Decides: which limit and headers a response shows.
 //! Decides: headers for the upstream and the client, and how many limits they name (`MAX_LISTED_EXCEEDED_LIMITS`).

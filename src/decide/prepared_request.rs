@@ -31,7 +31,7 @@ impl<'a, 'r, 'm> PreparedRequest<'a, 'r, 'm> {
     /// The values that identify a stream are formatters that Envoy sent as text.
     #[inline]
     pub fn new(rules: &'r RuleSet, caller: SlotCaller<'_>, sent: &'a Request<'m>) -> Result<Self, DecideError> {
-        // Most rules follow none, and spare the call.
+        // Most rule sets follow no streams, which spares the call.
         let mut changed = match rules.follows_streams() {
             true => RequestAndSlotUses::separate(rules, caller, sent)?,
             false => None,

@@ -378,7 +378,7 @@ impl DescriptorCompiler<'_, '_> {
         level.siblings.reserve(descriptors.len());
         for mut written in descriptors {
             let field_path = list_path.with_index(written.index);
-            let mut node = self.compile_key_and_value(&mut written, &field_path);
+            let mut node = self.compile_node_without_rule(&mut written, &field_path);
             let path = format!("{}.{}", level.parent, node.composite_key());
             let below = std::mem::take(&mut written.descriptors);
             if !below.is_empty() {
@@ -423,7 +423,7 @@ impl DescriptorCompiler<'_, '_> {
     }
 
     /// Compiles a descriptor without its children and its rule. Pushes its key onto `path_keys`; the caller pops it.
-    fn compile_key_and_value(&mut self, written: &mut DescriptorSpec, field_path: &FieldPath<'_>) -> RuleNode {
+    fn compile_node_without_rule(&mut self, written: &mut DescriptorSpec, field_path: &FieldPath<'_>) -> RuleNode {
         if written.key.value.is_empty() && !written.unreadable {
             self.reader.report_error(written.key.at, field_path, "descriptor has empty key", "write `key: NAME`");
         }

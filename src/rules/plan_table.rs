@@ -113,15 +113,15 @@ impl PlanTable {
             return Err(RowError::Duplicate);
         }
         let row = match row {
-            RowValue::Plan(name) => TableRow::Plan(self.find_or_add_plan(name, line)?),
-            RowValue::Own(own) => TableRow::Own(own),
+            RowValue::Plan(name) => PlanOrLimit::Plan(self.find_or_add_plan(name, line)?),
+            RowValue::Own(own) => PlanOrLimit::Own(own),
         };
         self.rows.insert_unique(hash, HashedRow { hash, row: row.pack() }, |row| row.hash);
         Ok(())
     }
 
     /// Returns the row of a value; a plan is an index among [`PlanTable::named_plans`].
-    pub fn find(&self, value: &[u8]) -> Option<TableRow> {
+    pub fn find(&self, value: &[u8]) -> Option<PlanOrLimit> {
         self.find_hash(self.hash_keys.hash(value))
     }
 
@@ -140,8 +140,8 @@ impl PlanTable {
         self.rows.allocation_size() + self.plans.capacity() * size_of::<NamedPlan>()
     }
 
-    fn find_hash(&self, hash: u64) -> Option<TableRow> {
-        self.rows.find(hash, |row| row.hash == hash).map(|found| TableRow::unpack(found.row))
+    fn find_hash(&self, hash: u64) -> Option<PlanOrLimit> {
+        self.rows.find(hash, |row| row.hash == hash).map(|found| PlanOrLimit::unpack(found.row))
     }
 
     fn find_or_add_plan(&mut self, name: &str, line: u64) -> Result<u16, RowError> {
@@ -194,7 +194,7 @@ pub struct OwnLimit {
 
 /// Value of a row, a plan by its index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TableRow {
+pub enum PlanOrLimit {
     /// Index of a plan.
     Plan(u16),
     /// Limit of the row's own.
@@ -302,7 +302,7 @@ const HITS_SHIFT: u32 = 32;
 const UNIT_MASK: u64 = (1 << (PERIOD_MULTIPLIER_SHIFT - PERIOD_UNIT_SHIFT)) - 1;
 const _: () = assert!(Unit::ALL.len() as u64 <= UNIT_MASK + 1, "a row has too few bits for the units of periods");
 
-impl TableRow {
+impl PlanOrLimit {
     /// Packs the row.
     fn pack(self) -> u64 {
         match self {
@@ -315,7 +315,7 @@ impl TableRow {
         }
     }
 
-    /// Unpacks a row that [`TableRow::pack`] made.
+    /// Unpacks a row that [`PlanOrLimit::pack`] made.
     #[expect(clippy::cast_possible_truncation, reason = "each part has as many bits as it is masked to")]
     fn unpack(row: u64) -> Self {
         if row & OWN_LIMIT_BIT == 0 {

@@ -51,7 +51,7 @@ impl StreamReader {
         Ok(parse_entries(&reply).into_iter().next().map_or_else(|| b"0-0".to_vec(), |entry| entry.id))
     }
 
-    /// Id after which to read, to get the entries of the last `overlap` by the clock of the server.
+    /// Id for [`Self::read_after`] to get the entries of the last `overlap`, by the clock of the server.
     ///
     /// # Errors
     /// The command failed.

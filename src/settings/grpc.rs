@@ -29,7 +29,7 @@ settings! { "gRPC";
     TOLLKEEPER_RLQS: bool = "false", "offer the rate limit quota service, by which proxies decide by themselves"
         .often_set();
     TOLLKEEPER_RLQS_MAX_BUCKETS: usize = "100000",
-        "buckets of all proxies, each 640 bytes of keys and values one; a stream gets 4/5 at most; others are abandoned"
+        "buckets of all proxies, counted once for each 640 bytes of their ids; a stream gets 4/5 at most; others are abandoned"
         .only_read("with TOLLKEEPER_RLQS=true") .within("1 to 100000000");
 }
 

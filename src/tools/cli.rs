@@ -153,7 +153,7 @@ pub fn main(arguments: &[OsString]) -> ExitCode {
     let outcome = match name {
         Some("ratelimit") if !arguments.iter().any(asks_for_help_or_version) => serve::run_as_ratelimit(arguments),
         Some("config_check_cmd") => config_check_cmd::run(arguments),
-        Some("client_cmd") => refuse_removed(CLIENT_CMD_REMOVED),
+        Some("client_cmd") => print::usage_error(CLIENT_CMD_REMOVED),
         _ => match Cli::try_parse_from(arguments) {
             Ok(cli) => run_command(cli),
             Err(mut error) => {
@@ -165,12 +165,6 @@ pub fn main(arguments: &[OsString]) -> ExitCode {
         },
     };
     outcome.into()
-}
-
-/// Prints what to use instead of what was removed.
-fn refuse_removed(instead: &str) -> CommandOutcome {
-    print::print_error(instead);
-    CommandOutcome::UsageError
 }
 
 fn run_command(cli: Cli) -> CommandOutcome {
@@ -187,7 +181,7 @@ fn run_command(cli: Cli) -> CommandOutcome {
         Some(Command::Reset(args)) => reset::run(&args),
         Some(Command::Tap(args)) => tap::run(&args),
         Some(Command::Quota(args)) => quota::run(&args),
-        Some(Command::Bench(_)) => refuse_removed(BENCH_REMOVED),
+        Some(Command::Bench(_)) => print::usage_error(BENCH_REMOVED),
         Some(Command::Diff(args)) => diff::run(&args),
         Some(Command::Schema(args)) => schema::run(&args),
         Some(Command::Settings(args)) => settings::run(&args),

@@ -17,7 +17,7 @@ use smallvec::SmallVec;
 
 use super::header::HeaderRecord;
 use super::record_field::{
-    RecordField, RecordText, append_quoted, append_unquoted_start, declare_record, impl_fields_by_name,
+    RecordField, RecordText, append_quoted, append_start_without_quote, declare_record, impl_fields_by_name,
 };
 use crate::base::text::escape_unprintable_json_lines;
 use crate::limit::algorithm::Algorithm;

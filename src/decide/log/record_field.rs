@@ -43,13 +43,13 @@ pub(super) trait RecordField {
     /// Returns true for the value that a field with `= default` leaves out.
     fn is_absent(&self) -> bool;
 
-    /// Appends `start` and the value. `start` has the name of the field, and ends with a quote: the opening one of a text,
-    /// which other values leave out.
+    /// Appends `start` and the value. `start` has the name of the field, and ends with the opening quote of a text; values
+    /// that are no text leave that quote out.
     fn append_field(&self, line: &mut Vec<u8>, start: &str);
 }
 
 /// Appends `start` without its last byte, the opening quote of a text: for values that are none.
-pub(super) fn append_unquoted_start(line: &mut Vec<u8>, start: &str) {
+pub(super) fn append_start_without_quote(line: &mut Vec<u8>, start: &str) {
     line.extend_from_slice(&start.as_bytes()[..start.len() - 1]);
 }
 
@@ -95,7 +95,7 @@ macro_rules! declare_record {
             }
 
             fn append_field(&self, line: &mut Vec<u8>, start: &str) {
-                append_unquoted_start(line, start);
+                append_start_without_quote(line, start);
                 let fields = line.len();
                 self.append_fields(line);
                 match line.get_mut(fields) {
@@ -134,7 +134,7 @@ impl<A: Array<Item: RecordField>> RecordField for SmallVec<A> {
     }
 
     fn append_field(&self, line: &mut Vec<u8>, start: &str) {
-        append_unquoted_start(line, start);
+        append_start_without_quote(line, start);
         line.push(b'[');
         for (index, item) in self.iter().enumerate() {
             item.append_field(line, if index > 0 { ",\"" } else { "\"" });
@@ -149,7 +149,7 @@ impl RecordField for bool {
     }
 
     fn append_field(&self, line: &mut Vec<u8>, start: &str) {
-        append_unquoted_start(line, start);
+        append_start_without_quote(line, start);
         line.extend_from_slice(if *self { b"true" } else { b"false" });
     }
 }
@@ -162,7 +162,7 @@ macro_rules! impl_number_fields {
             }
 
             fn append_field(&self, line: &mut Vec<u8>, start: &str) {
-                append_unquoted_start(line, start);
+                append_start_without_quote(line, start);
                 line.extend_from_slice(itoa::Buffer::new().format(*self).as_bytes());
             }
         }
@@ -207,7 +207,7 @@ impl RecordField for RecordText<'_> {
         if needs_no_escape(self.as_bytes()) {
             append_quoted(line, start, self);
         } else {
-            append_unquoted_start(line, start);
+            append_start_without_quote(line, start);
             // Writing text to memory does not fail.
             let _ = serde_json::to_writer(line, &**self);
         }

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use arc_swap::ArcSwapOption;
 
 use super::row_cache::RowCache;
-use super::{FoundRow, NamedPlan, PlanTable, TableRow};
+use super::{FoundRow, NamedPlan, PlanOrLimit, PlanTable};
 use crate::base::clock::Time;
 use crate::base::sharded::lock_ignoring_poison;
 
@@ -127,8 +127,8 @@ impl BoundTable {
 
     fn find_row(&self, value: &[u8]) -> Option<FoundRow> {
         Some(match self.table.find(value)? {
-            TableRow::Plan(index) => FoundRow::Plan(*self.plans.get(usize::from(index))?),
-            TableRow::Own(own) => FoundRow::Own(own),
+            PlanOrLimit::Plan(index) => FoundRow::Plan(*self.plans.get(usize::from(index))?),
+            PlanOrLimit::Own(own) => FoundRow::Own(own),
         })
     }
 }

@@ -96,7 +96,7 @@ impl RuleResource {
         Any { type_url: TYPE_URL.to_owned(), value: self.encoded.to_vec() }
     }
 
-    /// Decodes the rules, of which there may be `descriptors_left`; takes their number off.
+    /// Decodes the rules, at most `descriptors_left` descriptors, and subtracts their number.
     ///
     /// # Errors
     /// The rules are not protobuf, are more, or nest deeper than [`MAX_DESCRIPTOR_DEPTH`].

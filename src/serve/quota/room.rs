@@ -1,7 +1,7 @@
 //! Room for buckets: how many there may be, and how much of that one client gets.
 //!
-//! A client may have at most several times what is free, so some always stays free, and one that is alone may have most.
-//! The address of the connection tells clients apart: everything else can be forged.
+//! A client may have at most a fixed multiple of what is free: some places always stay free, and one that is alone may
+//! still have most. The address of the connection tells clients apart: everything else can be forged.
 //!
 //! Decides: how many buckets proxies may have (`TOLLKEEPER_RLQS_MAX_BUCKETS`); one with a long id counts several times.
 //! Decides: the part of the places that one stream, and one client address, may have.
@@ -58,7 +58,7 @@ impl BucketRoom {
     pub(super) fn take(&self, client: IpAddr, of_stream: usize, places: usize) -> bool {
         let (used, most) = (&mut *lock_ignoring_poison(&self.used), self.most);
         let of_client = used.places_by_client.get(&client).copied().unwrap_or_default();
-        // As if all of the places but one were taken.
+        // Whether there is room for the last of the places, as if the others were taken.
         let used_before = used.places + places - 1;
         let has_room = [(of_stream, STREAM_TIMES_FREE), (of_client, CLIENT_TIMES_FREE)]
             .iter()

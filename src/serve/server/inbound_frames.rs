@@ -121,11 +121,11 @@ impl<I: AsyncRead + Unpin> AsyncRead for FrameFilteringIo<I> {
             this.state.count_read_bytes(read.len());
             let mut passed = 0;
             if this.held.is_empty() {
-                passed = this.filter.rewrite_in_place(read);
+                passed = this.filter.count_and_rewrite_frames(read);
                 this.held.extend_from_slice(&read[passed..]);
             } else {
                 this.held.extend_from_slice(read);
-                this.passed = this.filter.rewrite_in_place(&mut this.held);
+                this.passed = this.filter.count_and_rewrite_frames(&mut this.held);
             }
             if this.filter.counts.exceeds_limit() {
                 this.state.is_exceeded.store(true, Ordering::Relaxed);

@@ -14,7 +14,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use super::client::{ClientTls, RateLimitClient, TimedResponse, TlsArgs, block_on};
 use super::print::{
     CommandOutcome, ProgressLine, escape_and_shorten, fail_if_unwritten, format_latency, format_micros, print_error,
-    print_to_stdout,
+    print_to_stdout, usage_error,
 };
 use super::request_flags::{RequestArgs, format_descriptor, parse_duration};
 use crate::base::clock::to_micros;
@@ -80,8 +80,7 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
     let (mut request, tls) = match prepared {
         Ok(prepared) => prepared,
         Err(problem) => {
-            print_error(escape_unprintable(&problem));
-            return CommandOutcome::UsageError;
+            return usage_error(escape_unprintable(&problem));
         }
     };
     match args.hits {

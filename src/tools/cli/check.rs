@@ -17,7 +17,7 @@ use clap::ValueEnum;
 use serde::Serialize;
 
 use self::envoy_files::{CheckedEnvoyFiles, EnvoyFiles};
-use super::print::{CommandOutcome, fail_if_unwritten, format_with_noun, print_error, print_to_stdout};
+use super::print::{CommandOutcome, fail_if_unwritten, format_with_noun, print_to_stdout, usage_error};
 use super::rule_files::{self, CheckedRules, read_settings_or_defaults};
 use crate::base::text::{escape_unprintable, to_pretty_json};
 use crate::base::text_table::{NumberAlignment, format_table};
@@ -168,8 +168,7 @@ slots_not_released, or --finding reservations_not_settled, names the limits of a
 /// Checks the files and the environment.
 pub(super) fn run(args: &Args) -> CommandOutcome {
     if args.addr.is_some() || !args.log.is_empty() {
-        print_error(TRAFFIC_CHECKS_REMOVED);
-        return CommandOutcome::UsageError;
+        return usage_error(TRAFFIC_CHECKS_REMOVED);
     }
     let environment = args.env.then(report_environment);
     let settings = (!args.paths.is_empty() || args.defaults.is_some()).then(read_settings_or_defaults);

@@ -16,7 +16,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 
 use self::args::Args;
-use super::print::{CommandOutcome, print_error, print_to_stdout};
+use super::print::{CommandOutcome, print_error, print_to_stdout, usage_error};
 use super::traffic_input::read_stream_settings;
 use crate::base::text::escape_unprintable;
 use crate::decide::log::redis_stream::{EntryId, StreamEntry, format_json_line, parse_read_entries};
@@ -49,17 +49,15 @@ enum EventsError {
 pub(super) fn run(args: &Args) -> CommandOutcome {
     let removed = [&args.group, &args.consumer, &args.claim_after, &args.ack];
     if removed.into_iter().any(Option::is_some) {
-        print_error(
+        return usage_error(
             "--group, --consumer, --claim-after and --ack were removed: follow the stream with --ids and --after, or \
              share it among consumers by XREADGROUP of Redis",
         );
-        return CommandOutcome::UsageError;
     }
     let settings = match read_stream_settings(&args.stream, args.url.as_deref()) {
         Ok(settings) => settings,
         Err(problem) => {
-            print_error(escape_unprintable(&problem));
-            return CommandOutcome::UsageError;
+            return usage_error(escape_unprintable(&problem));
         }
     };
     let runtime = match Builder::new_multi_thread().worker_threads(1).enable_all().build() {

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use super::client::{default_debug_address, fetch_page, parse_page};
 use super::print::{
-    CommandOutcome, escape_and_shorten, fail_if_unwritten, format_micros, print_error, print_to_stdout,
+    CommandOutcome, escape_and_shorten, fail_if_unwritten, format_micros, print_error, print_to_stdout, usage_error,
 };
 use super::request_flags::RequestArgs;
 use super::rule_files::{self, CheckedRules, read_settings_or_defaults};
@@ -61,8 +61,7 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
     let request = match args.request.read_request() {
         Ok(request) => request,
         Err(problem) => {
-            print_error(escape_unprintable(&problem));
-            return CommandOutcome::UsageError;
+            return usage_error(escape_unprintable(&problem));
         }
     };
     let explained = if args.config.is_empty() {

@@ -26,6 +26,12 @@ pub fn print_error(what: impl Display) {
     let _ = writeln!(io::stderr(), "tollkeeper: {what}");
 }
 
+/// Writes why the arguments cannot be used, and returns the outcome of that.
+pub(super) fn usage_error(what: impl Display) -> CommandOutcome {
+    print_error(what);
+    CommandOutcome::UsageError
+}
+
 /// Writes progress or a remark to standard error, without a line break.
 pub fn print_to_stderr_without_newline(what: impl Display) {
     let _ = write!(io::stderr(), "{what}");

@@ -13,7 +13,7 @@ use super::print::{
     print_to_stdout,
 };
 use super::traffic_input::{
-    CommandFailure, ReadTraffic, TrafficArgs, TrafficSetup, list_limit_paths, print_failure,
+    CommandFailure, ReplaySetup, TrafficArgs, TrafficReadStats, list_limit_paths, print_failure,
     refuse_rules_on_hashed_values, suggest_similar_paths,
 };
 use crate::base::text::{escape_unprintable, to_pretty_json};
@@ -86,7 +86,7 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
 }
 
 /// Traffic and rules of the command.
-struct RecommendInput<'a> {
+struct DemandReader<'a> {
     args: &'a Args,
     sources: SourceOptions,
     rules: ReplayRules,
@@ -96,13 +96,13 @@ struct RecommendInput<'a> {
 }
 
 fn recommend_from_traffic(args: &Args) -> Result<CommandOutcome, CommandFailure> {
-    let TrafficSetup { rules: fixed, replay, sources, .. } = args.traffic.prepare(&[])?;
+    let ReplaySetup { rules: fixed, replay, sources, .. } = args.traffic.prepare(&[])?;
     let rule_sets: Vec<_> = fixed.iter().cloned().collect();
     if !rule_sets.is_empty() {
         check_limit_path(&args.rule, &rule_sets)?;
     }
     let rules = fixed.map_or(ReplayRules::Recorded, ReplayRules::Fixed);
-    let mut input = RecommendInput { args, sources, rules, replay, rule_sets };
+    let mut input = DemandReader { args, sources, rules, replay, rule_sets };
     let (demand, basis) = input.collect_demand()?;
     check_limit_path(&args.rule, &input.rule_sets)?;
     let Some(asked) = demand.asked.clone() else {
@@ -122,7 +122,7 @@ fn recommend_from_traffic(args: &Args) -> Result<CommandOutcome, CommandFailure>
     print_results(args, &results)
 }
 
-impl RecommendInput<'_> {
+impl DemandReader<'_> {
     /// Reads the demand on the limit.
     fn collect_demand(&mut self) -> Result<(LimitDemand, TrafficBasis), CommandFailure> {
         let options = CollectorOptions { replay: self.replay.clone(), max_keys: self.args.traffic.max_keys as usize };
@@ -130,7 +130,7 @@ impl RecommendInput<'_> {
         let mut is_cut = false;
         let rule_sets = &mut self.rule_sets;
         let is_fixed = matches!(self.rules, ReplayRules::Fixed(_));
-        let ReadTraffic { summary, .. } = self.args.traffic.read_traffic(&self.sources, |event| {
+        let TrafficReadStats { summary, .. } = self.args.traffic.read_traffic(&self.sources, |event| {
             match event {
                 TrafficEvent::Request(request) => is_cut = !collector.add_request(request)?,
                 TrafficEvent::Header(header) => {

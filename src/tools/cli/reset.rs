@@ -6,7 +6,7 @@ use serde::Deserialize;
 
 use super::admin_client::{AdminServerArgs, call_server, print_answer};
 use super::client::PageRequest;
-use super::print::{CommandOutcome, escape_and_shorten, print_error};
+use super::print::{CommandOutcome, escape_and_shorten, usage_error};
 use super::request_flags::{RequestArgs, format_descriptor};
 use crate::base::pb::RateLimitRequest;
 use crate::base::pb::proto_json::request_to_json;
@@ -49,8 +49,7 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
     let (request, body) = match request {
         Ok(request) => request,
         Err(problem) => {
-            print_error(escape_unprintable(&problem));
-            return CommandOutcome::UsageError;
+            return usage_error(escape_unprintable(&problem));
         }
     };
     let answer = call_server(&args.server, "/reset", PageRequest::Post(&body));

@@ -15,7 +15,7 @@ use super::print::{
 };
 use super::rule_files::TableFiles;
 use super::traffic_input::{
-    CommandFailure, ReadTraffic, TrafficArgs, TrafficSetup, compile_rules, list_limit_paths, print_failure,
+    CommandFailure, ReplaySetup, TrafficArgs, TrafficReadStats, compile_rules, list_limit_paths, print_failure,
     refuse_rules_on_hashed_values, suggest_similar_paths,
 };
 use crate::base::text::{escape_unprintable, to_pretty_json};
@@ -97,7 +97,7 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
 
 fn simulate(args: &Args) -> Result<CommandOutcome, CommandFailure> {
     let Args { traffic: TrafficArgs { map, max_keys, .. }, against, fail_if, .. } = args;
-    let TrafficSetup { settings, rules: new, replay, sources } = args.traffic.prepare(against)?;
+    let ReplaySetup { settings, rules: new, replay, sources } = args.traffic.prepare(against)?;
     if map.is_some() && against.is_empty() && fail_if.iter().any(FailCondition::needs_old_rules) {
         let problem = "newly_rejected and newly_admitted need --against".to_owned();
         return Err(CommandFailure::usage_error(problem));
@@ -139,7 +139,7 @@ fn replay_traffic(
     fixed: &[Arc<RuleSet>],
 ) -> Result<SimulationResults, CommandFailure> {
     let started = thread_cpu_time();
-    let ReadTraffic { summary, decode_time } = args.traffic.read_traffic(sources, |event| {
+    let TrafficReadStats { summary, decode_time } = args.traffic.read_traffic(sources, |event| {
         match event {
             TrafficEvent::Request(request) => simulation.replay_request(request)?,
             TrafficEvent::Header(header) => {

@@ -4,7 +4,7 @@
 //! escaped here too.
 
 use super::client::{default_debug_address, fetch_page, format_json_as_line, parse_page, print_report_once_or_every};
-use super::print::{CommandOutcome, print_error};
+use super::print::{CommandOutcome, usage_error};
 use crate::base::text::percent_encode;
 use crate::serve::fleet::report::FleetReport;
 use crate::serve::report::rejections::RejectionsReport;
@@ -86,8 +86,7 @@ const LIMITS_OVER_REPLICAS: &str = "--rules with --fleet was removed: decisions 
 /// Prints the report, once or until the process is stopped.
 pub(super) fn run(args: &Args) -> CommandOutcome {
     if args.fleet && args.rules {
-        print_error(LIMITS_OVER_REPLICAS);
-        return CommandOutcome::UsageError;
+        return usage_error(LIMITS_OVER_REPLICAS);
     }
     print_report_once_or_every(args.every, args.json, || fetch_report(args))
 }

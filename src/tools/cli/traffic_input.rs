@@ -78,7 +78,7 @@ pub(super) struct TrafficArgs {
 }
 
 /// Settings and rules of a replay.
-pub(super) struct TrafficSetup {
+pub(super) struct ReplaySetup {
     pub(super) settings: Settings,
     /// Rules of `--rules`.
     pub(super) rules: Option<Arc<RuleSet>>,
@@ -89,7 +89,7 @@ pub(super) struct TrafficSetup {
 impl TrafficArgs {
     /// Checks the combination of flags, and reads settings, rules and mapping. `other_rules` are further paths that the
     /// command reads.
-    pub(super) fn prepare(&self, other_rules: &[PathBuf]) -> Result<TrafficSetup, CommandFailure> {
+    pub(super) fn prepare(&self, other_rules: &[PathBuf]) -> Result<ReplaySetup, CommandFailure> {
         let reads = [&self.traffic[..], &self.rules, other_rules].into_iter().flatten();
         let problem = match () {
             () if self.report.is_some() => REPORT_REMOVED.to_owned(),
@@ -107,7 +107,7 @@ impl TrafficArgs {
         Err(CommandFailure::usage_error(problem))
     }
 
-    fn read_setup(&self) -> Result<TrafficSetup, CommandFailure> {
+    fn read_setup(&self) -> Result<ReplaySetup, CommandFailure> {
         let settings = rule_files::read_settings_or_defaults();
         let map = self.map.as_deref().map(read_field_map).transpose()?;
         let tables: TableFiles = self.table.iter().cloned().collect();
@@ -116,7 +116,7 @@ impl TrafficArgs {
         let behaviour = Arc::new(settings.decisions.clone());
         let sources = SourceOptions::new(map, settings.decisions.clone());
         let replay = ReplayOptions { memory_bytes: self.memory.0, behaviour };
-        Ok(TrafficSetup { settings, rules, replay, sources })
+        Ok(ReplaySetup { settings, rules, replay, sources })
     }
 
     /// Reads the traffic until `each` returns false, and shows progress.
@@ -124,7 +124,7 @@ impl TrafficArgs {
         &self,
         sources: &SourceOptions,
         mut each: impl FnMut(&TrafficEvent) -> Result<bool, CommandFailure>,
-    ) -> Result<ReadTraffic, CommandFailure> {
+    ) -> Result<TrafficReadStats, CommandFailure> {
         let mut progress = ReadProgress::start(&self.traffic);
         let locations = self.traffic.iter().map(|path| parse_log_location("--traffic", path));
         let locations: Vec<TrafficLocation> = locations.collect::<Result<_, _>>()?;
@@ -139,12 +139,12 @@ impl TrafficArgs {
                 break;
             }
         }
-        Ok(ReadTraffic { summary: traffic.summary(), decode_time: traffic.decode_time })
+        Ok(TrafficReadStats { summary: traffic.summary(), decode_time: traffic.decode_time })
     }
 }
 
 /// Traffic that was read.
-pub(super) struct ReadTraffic {
+pub(super) struct TrafficReadStats {
     pub(super) summary: SourceSummary,
     /// CPU time of decoding it.
     pub(super) decode_time: Duration,

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use super::print::{
     CommandOutcome, escape_and_shorten, fail_if_unwritten, format_micros, format_with_noun, print_error,
-    print_to_stdout,
+    print_to_stdout, usage_error,
 };
 use super::request_flags::{parse_descriptor, parse_duration};
 use super::traffic_input::{CommandFailure, ReadProgress, parse_log_location};
@@ -88,14 +88,12 @@ fn parse_window_duration(text: &str) -> Result<Duration, String> {
 /// Shows the decisions on the descriptor.
 pub(super) fn run(args: &Args) -> CommandOutcome {
     if args.log.iter().filter(|path| *path == Path::new("-")).count() > 1 {
-        print_error("standard input (-) can be read only once");
-        return CommandOutcome::UsageError;
+        return usage_error("standard input (-) can be read only once");
     }
     let hash = match read_hashed_value_form() {
         Ok(hash) => hash,
         Err(problem) => {
-            print_error(escape_unprintable(&problem));
-            return CommandOutcome::UsageError;
+            return usage_error(escape_unprintable(&problem));
         }
     };
     let entries: Vec<Entry<'_>> =

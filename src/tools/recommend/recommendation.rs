@@ -65,14 +65,14 @@ pub struct Recommendation {
     /// Periods that the traffic does not cover.
     pub left_out_periods: Vec<UntriedPeriod>,
     /// Smallest limit of each period that has one, the recommended one first.
-    pub limits: Vec<FoundLimit>,
+    pub limits: Vec<SmallestLimit>,
     /// The traffic is shorter than the period of the rule.
     pub is_short: bool,
 }
 
 /// Smallest limit of a period that keeps the goal.
 #[derive(Clone, Copy, Debug)]
-pub struct FoundLimit {
+pub struct SmallestLimit {
     /// The limit.
     pub limit: Limit,
     /// Keys that it rejects.
@@ -112,7 +112,7 @@ pub fn recommend_limits(demand: &LimitDemand, asked: &ExistingLimit, goal: Rejec
 struct LimitGoal {
     /// Number of keys that it may reject.
     allowed: u64,
-    /// Use of the keys that it must not reject.
+    /// First number to try: the highest peak use among the keys that it must not reject.
     first: u64,
 }
 
@@ -122,13 +122,13 @@ fn find_smallest_limit(
     asked: &ExistingLimit,
     period: Period,
     goal: LimitGoal,
-) -> Option<FoundLimit> {
+) -> Option<SmallestLimit> {
     let keeps_log = asked.limit.algorithm().properties().keeps_hit_log();
     let max = if keeps_log { asked.log_max } else { u32::MAX };
     let try_number = |number: u32| {
         let limit = build_limit(asked, period, number)?;
         let rejected_keys = count_rejected_keys(demand, &limit);
-        (rejected_keys <= goal.allowed).then_some(FoundLimit { limit, rejected_keys })
+        (rejected_keys <= goal.allowed).then_some(SmallestLimit { limit, rejected_keys })
     };
     let (mut low, mut high) = (0, u32::try_from(goal.first).unwrap_or(u32::MAX).min(max));
     let mut smallest = loop {

@@ -25,7 +25,7 @@ pub struct RecommendationResults {
     /// Periods that were left out.
     pub left_out_periods: Vec<UntriedPeriod>,
     /// Smallest limits, the recommended one first.
-    pub limits: Vec<SmallestLimit>,
+    pub limits: Vec<SmallestLimitResults>,
     /// Charges over time under the recommended limit; absent if there is none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub timeline: Option<TimelineResults>,
@@ -133,9 +133,9 @@ pub struct UntriedPeriod {
     pub reason: String,
 }
 
-/// Smallest limit of a period that rejects so few keys; periods without one are left out.
+/// Smallest limit of a period that rejects no more keys than the goal allows; periods without one are left out.
 #[derive(Clone, Debug, Serialize)]
-pub struct SmallestLimit {
+pub struct SmallestLimitResults {
     /// Algorithm: that of the rule.
     pub algorithm: &'static str,
     /// Period.

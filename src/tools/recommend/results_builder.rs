@@ -5,9 +5,9 @@
 use std::collections::BTreeSet;
 
 use super::demand::{DemandCollector, ExistingLimit, LimitDemand};
-use super::recommendation::{FoundLimit, Recommendation, RejectedKeysGoal, build_limit_timeline};
+use super::recommendation::{Recommendation, RejectedKeysGoal, SmallestLimit, build_limit_timeline};
 use super::results::{
-    ExistingLimitResults, RecommendationResults, RecordedRejections, RejectionGoalResults, SmallestLimit,
+    ExistingLimitResults, RecommendationResults, RecordedRejections, RejectionGoalResults, SmallestLimitResults,
     TrafficBasisResults,
 };
 use crate::base::text::escape_unprintable;
@@ -111,10 +111,10 @@ impl RecommendationResults {
     }
 }
 
-fn build_smallest_limit(found: &FoundLimit, keys: u64, recommended: bool) -> SmallestLimit {
-    let FoundLimit { limit, rejected_keys } = *found;
+fn build_smallest_limit(found: &SmallestLimit, keys: u64, recommended: bool) -> SmallestLimitResults {
+    let SmallestLimit { limit, rejected_keys } = *found;
     let capacity = |key| (limit.algorithm().properties().capacity == key).then(|| limit.capacity());
-    SmallestLimit {
+    SmallestLimitResults {
         algorithm: limit.algorithm().name(),
         period: limit.period().to_string(),
         requests_per_unit: limit.requests_per_unit(),

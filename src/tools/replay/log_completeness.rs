@@ -1,7 +1,7 @@
 //! Check of a decision log's completeness: records of each process by their numbers.
 //!
-//! A process numbers its records from 1. A number that is absent is a lost record, or in a file that was left out. One
-//! that occurs again is in a file given twice; the record is left out. The numbers that occurred are kept as ranges, so
+//! A process numbers its records from 1. A missing number is a lost record, or a file that was left out. A
+//! repeated number is a file that was given twice; the record is left out. The numbers that occurred are kept as ranges, so
 //! a complete log takes one range.
 //!
 //! Decides: missing and repeated records of a log.

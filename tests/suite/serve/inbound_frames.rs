@@ -179,7 +179,7 @@ mod frame_filter {
         for length in pieces.iter().cycle() {
             let (piece, later) = rest.split_at((*length).min(rest.len()));
             held.extend_from_slice(piece);
-            let count = filter.rewrite_in_place(&mut held);
+            let count = filter.count_and_rewrite_frames(&mut held);
             passed.extend(held.drain(..count));
             rest = later;
             if rest.is_empty() {

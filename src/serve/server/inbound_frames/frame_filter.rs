@@ -63,7 +63,7 @@ impl Default for FrameFilter {
 
 impl FrameFilter {
     /// Filters bytes in place; returns how many of the first ones may pass. The others must be passed again, with more.
-    pub fn rewrite_in_place(&mut self, bytes: &mut [u8]) -> usize {
+    pub fn count_and_rewrite_frames(&mut self, bytes: &mut [u8]) -> usize {
         let mut at = 0;
         loop {
             let passed = self.passing.min(bytes.len() - at);

@@ -5,7 +5,7 @@ mod plan_table {
 
     use proptest::prelude::*;
     use tollkeeper::limit::period::{Period, Unit};
-    use tollkeeper::rules::plan_table::{OwnLimit, PlanTable, RowTextError, RowValue, TableRow};
+    use tollkeeper::rules::plan_table::{OwnLimit, PlanOrLimit, PlanTable, RowTextError, RowValue};
 
     #[test]
     fn a_million_rows_fit_in_35_mib() {
@@ -46,8 +46,8 @@ mod plan_table {
             prop_assert_eq!(table.row_count(), model.len());
             for value in rows.iter().map(|(value, _)| value).chain(&others) {
                 let found = table.find(value).map(|row| match row {
-                    TableRow::Plan(index) => (table.named_plans()[usize::from(index)].name.to_string(), None),
-                    TableRow::Own(own) => (String::new(), Some(own)),
+                    PlanOrLimit::Plan(index) => (table.named_plans()[usize::from(index)].name.to_string(), None),
+                    PlanOrLimit::Own(own) => (String::new(), Some(own)),
                 });
                 let expected = model.get(value).map(|(name, own)| match own {
                     None => (name.clone(), None),
