@@ -7,9 +7,12 @@
 
 use std::env;
 use std::fs::{self, File};
-use std::net::TcpListener;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::process;
 use std::sync::atomic::{AtomicU32, Ordering};
+
+use socket2::{Domain, Socket, Type};
 
 const FIRST: u32 = 20_000;
 const COUNT: u32 = 12_000;
@@ -35,7 +38,7 @@ impl Port {
             let offset = start.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed)) % COUNT;
             let number = u16::try_from(FIRST + offset).expect("the range ends below 65536");
             let lock = File::create(locks.join(number.to_string())).expect("a lock file can be made");
-            if lock.try_lock().is_ok() && TcpListener::bind(("127.0.0.1", number)).is_ok() {
+            if lock.try_lock().is_ok() && bind(number).is_ok() {
                 return Self { number, _reservation: lock };
             }
         }
@@ -46,4 +49,14 @@ impl Port {
     pub fn number(&self) -> u16 {
         self.number
     }
+}
+
+/// Binds a port for a moment; fails if something listens on it.
+///
+/// The socket never listens. A process that another thread starts meanwhile inherits it until its program runs, and with
+/// SO_REUSEADDR only a socket that listens keeps others from the port.
+fn bind(port: u16) -> io::Result<()> {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+    socket.set_reuse_address(true)?;
+    socket.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, port)).into())
 }
