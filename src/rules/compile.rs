@@ -507,10 +507,10 @@ impl DescriptorCompiler<'_, '_> {
             location: source_location(self.reader.file, at),
             allowance,
             replaces,
-            metadata: written.metadata.take(),
+            metadata: written.metadata.take().map(|metadata| metadata.value),
             over_limit_body,
             detailed_metric: written.detailed_metric,
-            logging: written.logging,
+            logging: written.logging.map(|logging| logging.value),
             plan: None,
         })
     }

@@ -1,18 +1,23 @@
 //! A rule document as written, with positions: nothing is merged, defaulted or compared.
 //!
-//! `read` converts a tree of YAML nodes into these types and reports errors of single keys: unknown and misplaced keys,
-//! wrong types, numbers out of range. Such a key is left out, so that the rest is still read. Contradictions between
-//! keys are for `compile`.
+//! Each structure declares the keys of a mapping, and how their values are read ([`keys`]). Errors of single keys are
+//! reported: unknown and misplaced keys, wrong types, numbers out of range. Such a key is left out, so that the rest is
+//! still read. Contradictions between keys are for `compile`.
+//!
+//! Decides: which keys a rule file has, where, and their defaults.
 
 pub mod value;
 pub mod fields;
+pub mod keys;
 pub mod defaults;
 pub mod matching;
+pub mod times;
 pub mod read;
 
 use std::sync::Arc;
 
 use self::defaults::DefaultableKeys;
+use self::keys::rule_keys;
 use self::matching::{MatchSpec, MatchingSpec};
 use crate::limit::active::ActiveSpec;
 use crate::limit::ban::Ban;
@@ -23,25 +28,28 @@ use crate::rules::yaml::{Position, Spanned};
 /// Maximum number of descriptors of all rules that are compiled together.
 pub const MAX_DESCRIPTORS: usize = 300_000;
 
-/// One document: one domain.
-#[derive(Clone, Debug, Default)]
-pub struct Document {
-    /// Position of its first key.
-    pub at: Position,
-    /// `domain`; can be absent.
-    pub domain: Option<Spanned<String>>,
-    /// `defaults`, if written.
-    pub defaults: Option<Spanned<DefaultableKeys>>,
-    /// `matching`, if written.
-    pub matching: Option<Spanned<MatchingSpec>>,
-    /// `plans`, in the order written.
-    pub plans: Vec<PlanSpec>,
-    /// `tables`, in the order written.
-    pub tables: Vec<TableSpec>,
-    /// `descriptors`.
-    pub descriptors: Vec<DescriptorSpec>,
-    /// A key could not be read and was reported, so that a missing domain is not reported too.
-    pub unreadable: bool,
+rule_keys! {
+    /// One document: one domain.
+    #[derive(Clone, Debug, Default)]
+    pub struct Document of [Root] {
+        envoy "domain" domain: Option<Spanned<String>>,
+            "The namespace that requests name. Required, and unique over all files unless domains are merged.";
+        tollkeeper "defaults" defaults: Option<Spanned<DefaultableKeys>>,
+            "Defaults for every rule of the domain, and for limits that are sent with a request.";
+        tollkeeper "plans" plans: Vec<PlanSpec>,
+            "Named limits for `plan`: each is one limit as a mapping, or several as a list, as in `rate_limit`.";
+        tollkeeper "tables" tables: Vec<TableSpec>, "Tables that map values to plans, by name.";
+        envoy "descriptors" descriptors: Vec<DescriptorSpec>,
+            "The rules of this level, in order. An entry matches one of them: the exact value, else the first wildcard or match in this order, else the bare key.";
+        tollkeeper "matching" matching: Option<Spanned<MatchingSpec>>,
+            "How the descriptors of the domain are matched.";
+    }
+    also {
+        /// Position of its first key.
+        at: Position,
+        /// A key could not be read and was reported, so that a missing domain is not reported too.
+        unreadable: bool,
+    }
 }
 
 /// An element of `plans`.
@@ -53,73 +61,82 @@ pub struct PlanSpec {
     pub rate_limit: RateLimitSpec,
 }
 
-/// An element of `tables`.
-#[derive(Clone, Debug, Default)]
-pub struct TableSpec {
-    /// Name.
-    pub name: Spanned<String>,
-    /// `file`.
-    pub file: Option<Spanned<String>>,
-    /// `redis`.
-    pub redis: Option<Spanned<String>>,
-    /// `keep`, in microseconds.
-    pub keep_us: Option<Spanned<u64>>,
-    /// A key could not be read and was reported, so that a missing key is not reported too.
-    pub unreadable: bool,
+rule_keys! {
+    /// An element of `tables`.
+    #[derive(Clone, Debug, Default)]
+    pub struct TableSpec of [Table] {
+        tollkeeper "file" file: Option<Spanned<String>>,
+            "File of the table, relative to the directory of the rule file: .csv with a heading, or .jsonl. It is watched.";
+        tollkeeper "redis" redis: Option<Spanned<String>>,
+            "Name of a table in the Redis of the counters, in place of file: a hash from values to plans or limits.";
+        tollkeeper "keep" keep_us: Option<Spanned<u64>> as Duration,
+            "redis only: lifetime of a row in this process; absent: 5m. A row that is used is looked up again after half of it. 1s to 24h.";
+    }
+    also {
+        /// Name.
+        name: Spanned<String>,
+        /// A key could not be read and was reported, so that a missing key is not reported too.
+        unreadable: bool,
+    }
 }
 
-/// Value of `plan`.
-#[derive(Clone, Debug, Default)]
-pub struct PlanChoiceSpec {
-    /// `from`: name of the table.
-    pub from: Option<Spanned<String>>,
-    /// `key`: key of the entry whose value is looked up.
-    pub key: Option<Spanned<String>>,
-    /// `default`: name of the plan of values without a row.
-    pub default: Option<Spanned<String>>,
-    /// A key could not be read and was reported, so that a missing key is not reported too.
-    pub unreadable: bool,
+rule_keys! {
+    /// Value of `plan`.
+    #[derive(Clone, Debug, Default)]
+    pub struct PlanChoiceSpec of [Plan] {
+        tollkeeper "from" from: Option<Spanned<String>>, "Name of the table. Required.";
+        envoy "key" key: Option<Spanned<String>>,
+            "The key of the entry whose value is looked up, if it is not the last.";
+        tollkeeper "default" default: Option<Spanned<String>>, "Plan of values without a row. Required.";
+    }
+    also {
+        /// A key could not be read and was reported, so that a missing key is not reported too.
+        unreadable: bool,
+    }
 }
 
-/// An element of `descriptors`.
-#[derive(Clone, Debug, Default)]
-pub struct DescriptorSpec {
-    /// Position of its first key.
-    pub at: Position,
-    /// Index in the list as written, from 0.
-    pub index: usize,
-    /// `key`; empty if not written.
-    pub key: Spanned<String>,
-    /// `value`; empty if not written.
-    pub value: String,
-    /// `match`, if written; without a value if that was reported.
-    pub matching: Option<Spanned<Option<MatchSpec>>>,
-    /// `rate_limit`.
-    pub rate_limit: RateLimitSpec,
-    /// `plan`, if written.
-    pub plan: Option<Spanned<PlanChoiceSpec>>,
-    /// `shadow_mode`.
-    pub shadow_mode: bool,
-    /// `quota_mode`.
-    pub quota_mode: bool,
-    /// `detailed_metric`.
-    pub detailed_metric: bool,
-    /// `decision_log`.
-    pub logging: Option<RuleLogging>,
-    /// `value_to_metric`.
-    pub value_to_metric: bool,
-    /// `share_threshold`, if written.
-    pub share_threshold: Option<Spanned<bool>>,
-    /// `metadata`.
-    pub metadata: Option<serde_json::Map<String, serde_json::Value>>,
-    /// `over_limit_body`; rules share the text.
-    pub over_limit_body: Option<Spanned<Arc<str>>>,
-    /// `over_limit_content_type`.
-    pub over_limit_content_type: Option<Spanned<Arc<str>>>,
-    /// `descriptors`.
-    pub descriptors: Vec<DescriptorSpec>,
-    /// A key could not be read and was reported, so that a missing key is not reported too.
-    pub unreadable: bool,
+rule_keys! {
+    /// An element of `descriptors`.
+    #[derive(Clone, Debug, Default)]
+    pub struct DescriptorSpec of [Descriptor] {
+        envoy "key" key: Spanned<String>, "The key of a descriptor entry. Required.";
+        envoy "value" value: String,
+            "The value of the entry. If absent: any value, each with a counter of its own. Each `*` matches any run of characters, also an empty one.";
+        tollkeeper "match" matching: Option<Spanned<Option<MatchSpec>>>,
+            "The values of the entry, by one operator, in place of value.";
+        envoy "rate_limit" rate_limit: RateLimitSpec,
+            "Limits of a descriptor that ends here: one as a mapping, or several as a list, all of which must pass. If absent: no limit.";
+        tollkeeper "plan" plan: Option<Spanned<PlanChoiceSpec>>,
+            "Plan whose limits decide, chosen by a table for each value; in place of rate_limit.";
+        envoy "shadow_mode" shadow_mode: bool = "false",
+            "Shadow mode: the limits of the descriptor are counted and reported, but reject nothing.";
+        envoy "quota_mode" quota_mode: bool = "false",
+            "Quota mode: the limits of the descriptor reject a request only together with all other quotas of that request.";
+        tollkeeper "over_limit_body" over_limit_body: Option<Spanned<Arc<str>>> as Body,
+            "Body of a rejection, 64 KiB at most.";
+        tollkeeper "over_limit_content_type" over_limit_content_type: Option<Spanned<Arc<str>>> as ContentType,
+            "Content type of over_limit_body.";
+        envoy "detailed_metric" detailed_metric: bool = "false",
+            "Metrics of this rule are named after the whole path with the request's values. Avoid it where clients choose the values.";
+        envoy "value_to_metric" value_to_metric: bool = "false",
+            "Metrics of this rule and those below it are named after the request's value of this entry.";
+        tollkeeper "decision_log" logging: Option<Spanned<RuleLogging>>,
+            "Decisions of this rule that the decision log has, in place of TOLLKEEPER_DECISION_LOG_WHEN.";
+        envoy "share_threshold" share_threshold: Option<Spanned<bool>> = "false",
+            "All values that the wildcard or match matches share one counter.";
+        envoy "metadata" metadata: Option<Spanned<serde_json::Map<String, serde_json::Value>>>,
+            "Dynamic metadata to return when the descriptor passes, if RESPONSE_DYNAMIC_METADATA is on.";
+        envoy "descriptors" descriptors: Vec<DescriptorSpec>,
+            "The rules of the next level: what follows this entry in a descriptor.";
+    }
+    also {
+        /// Position of its first key.
+        at: Position,
+        /// Index in the list as written, from 0.
+        index: usize,
+        /// A key could not be read and was reported, so that a missing key is not reported too.
+        unreadable: bool,
+    }
 }
 
 /// Value of `rate_limit`.
@@ -136,47 +153,65 @@ pub enum RateLimitSpec {
     Unreadable,
 }
 
-/// One limit: the mapping of `rate_limit`, or an element of its list.
-#[derive(Clone, Debug, Default)]
-pub struct RateLimitEntry {
-    /// Position of its first key.
-    pub at: Position,
-    /// Index in the list as written, from 0; `None` for a mapping.
-    pub index: Option<usize>,
-    /// `unit`.
-    pub unit: Option<Spanned<String>>,
-    /// `unit_multiplier`.
-    pub unit_multiplier: Option<Spanned<u32>>,
-    /// `requests_per_unit`; 0 if not written.
-    pub requests_per_unit: Spanned<u32>,
-    /// `unlimited`.
-    pub unlimited: bool,
-    /// `name`; empty if not written.
-    pub name: Spanned<String>,
-    /// Names in `replaces`, including empty ones.
-    pub replaces: Vec<Spanned<String>>,
-    /// `shadow_mode` in a list.
-    pub shadow_mode: bool,
-    /// `quota_mode` in a list.
-    pub quota_mode: bool,
-    /// `requests_per_unit` is written, and 0.
-    pub rejects_all: bool,
-    /// `ban`.
-    pub ban: Option<Spanned<Ban>>,
-    /// `reservations`.
-    pub reservations: Option<Spanned<ReservationPolicy>>,
-    /// `concurrent`.
-    pub concurrent: Option<Spanned<u32>>,
-    /// `max_duration`, in microseconds.
-    pub max_duration_us: Option<Spanned<u64>>,
-    /// Position of `requests_per_unit`, if written.
-    pub requests_at: Option<Position>,
-    /// `active`.
-    pub active: Option<Spanned<ActiveSpec>>,
-    /// `bucket_size`.
-    pub bucket_size: Option<Spanned<u32>>,
-    /// Keys that `defaults` can contain too.
-    pub defaultable: DefaultableKeys,
-    /// A key could not be read and was reported, so that errors that follow from it are not.
-    pub unreadable: bool,
+rule_keys! {
+    /// One limit: the mapping of `rate_limit`, or an element of its list.
+    #[derive(Clone, Debug, Default)]
+    pub struct RateLimitEntry of [RateLimit, Limit] {
+        envoy "unit" unit: Option<Spanned<String>> as Unit,
+            "The unit of the period; only a limit of 0 needs none: second, minute, hour, day, week (from Thursday 00:00 UTC), month (30 days) or year (365 days).";
+        tollkeeper "unit_multiplier" unit_multiplier: Option<Spanned<u32>> as Count(1, u32::MAX as u64) = "1",
+            "The period is the unit times this, 366 days at most.";
+        envoy "requests_per_unit" requests_per_unit: Option<Spanned<u32>> = "0",
+            "Hits allowed in a period; 0 rejects everything.";
+        envoy "unlimited" unlimited in [RateLimit]: bool = "false",
+            "Admits everything, uncounted. Must not have a unit.";
+        tollkeeper "ban" ban: Option<Spanned<Ban>>,
+            "Bans a client that exceeds the limit: its counter rejects everything for this long. Further tries do not prolong it, unless count_rejected is true. Not for eventual and global limits.";
+        tollkeeper "reservations" reservations: Option<Spanned<ReservationPolicy>>,
+            "Requests charge an estimate of their cost, and the end of their streams settles with the true one. A duration is settle_within. Envoy must report the end of streams. Not for leaky_bucket, eventual and global limits.";
+        tollkeeper "concurrent" concurrent: Option<Spanned<u32>>,
+            "Streams at once, in place of requests in a period: each takes a slot, and frees it when it ends. 0 rejects everything. Envoy must report the end of streams.";
+        tollkeeper "max_duration" max_duration_us: Option<Spanned<u64>> as WholeSeconds = "1h",
+            "concurrent only: hard end of a slot whose stream is never reported to have ended, in whole seconds. Longer than any stream.";
+        tollkeeper "active" active: Option<Spanned<ActiveSpec>>,
+            "Times at which the limit exists. Outside them it counts nothing, rejects nothing and replaces nothing. If absent: always.";
+        tollkeeper "bucket_size" bucket_size: Option<Spanned<u32>> as Count(1, u32::MAX as u64),
+            "token_bucket: number of tokens, which can pass at once. If absent: requests_per_unit.";
+        envoy "name" name: Spanned<String>, "The limit's name, returned to the client and used by replaces.";
+        envoy "replaces" replaces: Vec<Spanned<String>>,
+            "Names of the limits that this one replaces in the same request.";
+        envoy "shadow_mode" shadow_mode in [Limit]: bool = "false",
+            "Shadow mode: the limit is counted and reported, but rejects nothing. With a name, beside a limit without these two: a candidate, which is charged as if it were the only limit.";
+        envoy "quota_mode" quota_mode in [Limit]: bool = "false",
+            "Quota mode: the limit rejects a request only together with all other quotas of that request.";
+    }
+    and defaultable: DefaultableKeys;
+    also {
+        /// Position of its first key.
+        at: Position,
+        /// Index in the list as written, from 0; `None` for a mapping.
+        index: Option<usize>,
+        /// A key could not be read and was reported, so that errors that follow from it are not.
+        unreadable: bool,
+    }
+}
+
+impl RateLimitEntry {
+    /// Hits allowed in a period; 0 if not written.
+    pub fn requests(&self) -> u32 {
+        self.requests_per_unit.map_or(0, |requests| requests.value)
+    }
+
+    /// Position of the key; `None` if it is not written, or if its value is a flag, a list or a name.
+    pub fn key_position(&self, key: &str) -> Option<Position> {
+        self.written_keys().find(|written| written.value == key).map(|written| written.at)
+    }
+}
+
+rule_keys! {
+    /// An element of `replaces`.
+    #[derive(Clone, Debug, Default)]
+    pub struct ReplacesKeys of [Replaces] {
+        envoy "name" name: Option<Spanned<String>>, "The name of a limit that is replaced. Required.";
+    }
 }

@@ -1,26 +1,22 @@
-//! The table of keys of a rule file: sections, type, default and description of each.
+//! Sections of a rule file, types of values, and the keys of all sections.
 //!
-//! The reader rejects keys that are not in the table, the JSON Schema is generated from it, and tests compare the code
-//! and `config/reference.yaml` with it. In a wrong section, a key of envoyproxy/ratelimit (`peer`) is ignored.
+//! A key is declared once, in [`rule_keys!`](crate::rules::document::keys::rule_keys): name, type, default and
+//! description. The reader, the JSON Schema and the messages about unknown and misplaced keys follow from that row, and
+//! tests compare `config/reference.yaml` with it. In a wrong section, a key of envoyproxy/ratelimit (`peer`) is ignored.
 //!
-//! Decides: keys of a rule file: where, defaults, largest numbers (`concurrent`, `requests_per_unit`); `did you mean`.
+//! Decides: largest numbers (`epoch`, `over_limit_body`); `did you mean`.
 
-use crate::base::named_enum::named_enum;
-use crate::limit::algorithm::Algorithm;
-use crate::limit::ban::MAX_REJECTIONS_BEFORE_BAN;
-use crate::limit::calendar::Weekday;
-use crate::limit::reservation::UnsettledPolicy;
-use crate::limit::window::MonthLength;
-use crate::limit::{RegionLossPolicy, StoreFailurePolicy};
-use crate::rules::rule::{EntryOrder, RuleLogging};
 use Section::{
     Active, Ban, Defaults, DefaultsFile, Descriptor, DomainDefaults, Limit, Match, MatchSet, Matching, Negation, Plan,
     RateLimit, Replaces, ReservationPolicy, Root, Window,
 };
-use ValueKind::{
-    Choice, Count, Days, Duration, DurationOrTable, Flag, Free, Limits, NamedLimits, NamedTables, Overshoot,
-    Percentage, Set, Table, Tables, Text, TimeOfDay, Unit,
-};
+
+use super::document::defaults::DefaultableKeys;
+use super::document::matching::{MatchKeys, MatchSetKeys, MatchingSpec};
+use super::document::times::{ActiveKeys, BanKeys, ReservationKeys, WindowKeys};
+use super::document::{DescriptorSpec, Document, PlanChoiceSpec, RateLimitEntry, ReplacesKeys, TableSpec};
+use super::rule_defaults::DefaultsFileKeys;
+use crate::base::named_enum::named_enum;
 
 named_enum! {
     /// Kind of mapping in a rule file, with its name in the schema.
@@ -66,26 +62,6 @@ named_enum! {
 }
 
 impl Section {
-    /// All sections of a rule file, outermost first.
-    pub const RULE_FILE_SECTIONS: [Self; 16] = [
-        Root,
-        Defaults,
-        Matching,
-        Descriptor,
-        Match,
-        Negation,
-        MatchSet,
-        RateLimit,
-        Limit,
-        Replaces,
-        Window,
-        Ban,
-        ReservationPolicy,
-        Active,
-        Plan,
-        Self::Table,
-    ];
-
     /// Name in messages, after "in".
     pub(crate) const fn message_phrase(self) -> &'static str {
         match self {
@@ -110,9 +86,24 @@ impl Section {
         }
     }
 
+    /// Go type into which envoyproxy/ratelimit reads the section, in messages about a value of another type; for a
+    /// section that it does not have, the name.
+    pub(crate) const fn go_type(self) -> &'static str {
+        match self {
+            Root => "map[interface {}]interface {}",
+            Descriptor => "config.YamlDescriptor",
+            RateLimit | Limit => "config.YamlRateLimit",
+            Replaces => "config.yamlReplaces",
+            Plan => "a plan",
+            Self::Table => "a table",
+            DefaultsFile | DomainDefaults => "defaults",
+            _ => self.name(),
+        }
+    }
+
     /// Returns `true` for a section of a rule file.
-    pub(crate) fn is_of_rule_files(self) -> bool {
-        Self::RULE_FILE_SECTIONS.contains(&self)
+    pub fn is_of_rule_files(self) -> bool {
+        !matches!(self, DefaultsFile | DomainDefaults)
     }
 }
 
@@ -121,6 +112,10 @@ impl Section {
 pub enum ValueKind {
     /// Text; a plain number, date or boolean counts as text.
     Text,
+    /// Text of 64 KiB at most.
+    Body,
+    /// Text that can be the value of a header.
+    ContentType,
     /// Whole number between these, inclusive.
     Count(u64, u64),
     /// Boolean.
@@ -133,6 +128,8 @@ pub enum ValueKind {
     TimeOfDay,
     /// Duration in Go's notation, such as `1h30m`, 366 days at most.
     Duration,
+    /// Duration of whole seconds, from 1 s to 366 days.
+    WholeSeconds,
     /// Percentage or number of hits.
     Overshoot,
     /// Percentage.
@@ -199,484 +196,52 @@ pub struct RuleFileKey {
 /// Maximum epoch: above it, a double is not exact.
 pub const MAX_EPOCH: u64 = 1 << 53;
 
-/// Description of `after` of a ban.
-const BAN_AFTER_HELP: &str =
-    "The ban begins with this rejection. Rejections add up as long as less than a period lies between two.";
-/// Description of `estimate`.
-const ESTIMATE_DOC: &str = "Estimate of every request. If absent: its hits_addend.";
-
 /// Maximum length of `over_limit_body`, in bytes.
 pub const MAX_OVER_LIMIT_BODY_BYTES: usize = 64 * 1024;
 
-/// The table, in the order of the documentation.
-pub const RULE_FILE_KEYS: &[RuleFileKey] = &[
-    define_envoy_key(
-        "domain",
-        &[Root],
-        Text,
-        "",
-        "The namespace that requests name. Required, and unique over all files unless domains are merged.",
-    ),
-    define_tollkeeper_key(
-        "defaults",
-        &[Root],
-        Table(Defaults),
-        "",
-        "Defaults for every rule of the domain, and for limits that are sent with a request.",
-    ),
-    define_tollkeeper_key(
-        "plans",
-        &[Root],
-        NamedLimits,
-        "",
-        "Named limits for `plan`: each is one limit as a mapping, or several as a list, as in `rate_limit`.",
-    ),
-    define_tollkeeper_key(
-        "tables",
-        &[Root],
-        NamedTables(Section::Table),
-        "",
-        "Tables that map values to plans, by name.",
-    ),
-    define_tollkeeper_key(
-        "file",
-        &[Section::Table],
-        Text,
-        "",
-        "File of the table, relative to the directory of the rule file: .csv with a heading, or .jsonl. It is watched.",
-    ),
-    define_tollkeeper_key(
-        "redis",
-        &[Section::Table],
-        Text,
-        "",
-        "Name of a table in the Redis of the counters, in place of file: a hash from values to plans or limits.",
-    ),
-    define_tollkeeper_key(
-        "keep",
-        &[Section::Table],
-        Duration,
-        "",
-        "redis only: lifetime of a row in this process; absent: 5m. A row that is used is looked up again after half of it. 1s to 24h.",
-    ),
-    define_envoy_key(
-        "descriptors",
-        &[Root, Descriptor],
-        Tables(Descriptor),
-        "",
-        "The rules of this level, in order. An entry matches one of them: the exact value, else the first wildcard or match in this order, else the bare key.",
-    ),
-    define_tollkeeper_key("matching", &[Root], Table(Matching), "", "How the descriptors of the domain are matched."),
-    define_tollkeeper_key(
-        "order",
-        &[Matching],
-        Choice(EntryOrder::NAMES),
-        "as_written",
-        "as_written: entries must come in the order of the rules. any: in any order they match the same rule and counter.",
-    ),
-    define_tollkeeper_key(
-        "backtrack",
-        &[Matching],
-        Flag,
-        "false",
-        "If a better match has no rule for the entries after it, the next match is tried.",
-    ),
-    define_envoy_key(
-        "key",
-        &[Descriptor, Plan],
-        Text,
-        "",
-        "The key of a descriptor entry. Required. In `plan`: the key of the entry whose value is looked up, if it is not the last.",
-    ),
-    define_envoy_key(
-        "value",
-        &[Descriptor],
-        Text,
-        "",
-        "The value of the entry. If absent: any value, each with a counter of its own. Each `*` matches any run of characters, also an empty one.",
-    ),
-    define_tollkeeper_key(
-        "match",
-        &[Descriptor],
-        Table(Match),
-        "",
-        "The values of the entry, by one operator, in place of value.",
-    ),
-    define_tollkeeper_key("in", &[Match, Negation], Set, "", "The value is one of these, or of the lines of a file."),
-    define_tollkeeper_key(
-        "cidr",
-        &[Match, Negation],
-        Set,
-        "",
-        "The value is the text of an address in one of these networks, or of the lines of a file.",
-    ),
-    define_tollkeeper_key(
-        "regex",
-        &[Match, Negation],
-        Text,
-        "",
-        "The regular expression matches the whole value, as bytes; `.` is any byte. It takes linear time.",
-    ),
-    define_tollkeeper_key("not", &[Match], Table(Negation), "", "The operator in it does not match."),
-    define_tollkeeper_key(
-        "file",
-        &[MatchSet],
-        Text,
-        "",
-        "The name of a .txt or .list file with one entry a line, relative to the directory of the rule file.",
-    ),
-    define_envoy_key(
-        "rate_limit",
-        &[Descriptor],
-        Limits,
-        "",
-        "Limits of a descriptor that ends here: one as a mapping, or several as a list, all of which must pass. If absent: no limit.",
-    ),
-    define_tollkeeper_key(
-        "plan",
-        &[Descriptor],
-        Table(Plan),
-        "",
-        "Plan whose limits decide, chosen by a table for each value; in place of rate_limit.",
-    ),
-    define_tollkeeper_key("from", &[Plan], Text, "", "Name of the table. Required."),
-    define_tollkeeper_key("default", &[Plan], Text, "", "Plan of values without a row. Required."),
-    define_envoy_key(
-        "unit",
-        &[RateLimit, Limit],
-        Unit,
-        "",
-        "The unit of the period; only a limit of 0 needs none: second, minute, hour, day, week (from Thursday 00:00 UTC), month (30 days) or year (365 days).",
-    ),
-    define_tollkeeper_key(
-        "unit_multiplier",
-        &[RateLimit, Limit],
-        Count(1, u32::MAX as u64),
-        "1",
-        "The period is the unit times this, 366 days at most.",
-    ),
-    define_envoy_key(
-        "requests_per_unit",
-        &[RateLimit, Limit],
-        Count(0, u32::MAX as u64),
-        "0",
-        "Hits allowed in a period; 0 rejects everything.",
-    ),
-    define_envoy_key("unlimited", &[RateLimit], Flag, "false", "Admits everything, uncounted. Must not have a unit."),
-    define_tollkeeper_key(
-        "algorithm",
-        &[Defaults, RateLimit, Limit],
-        Choice(Algorithm::NAMES),
-        "fixed_window",
-        "Algorithm that counts hits.",
-    ),
-    define_tollkeeper_key(
-        "window",
-        &[Defaults, RateLimit, Limit],
-        Table(Window),
-        "",
-        "fixed_window only: its windows follow the calendar of a time zone. Without the key they have the length of the period, counted from 1970 in UTC.",
-    ),
-    define_tollkeeper_key(
-        "timezone",
-        &[Window, Active],
-        Text,
-        "UTC",
-        "Time zone of IANA's database, such as Europe/Berlin, whose data is built in. A day has 23 or 25 hours where its clock changes.",
-    ),
-    define_tollkeeper_key(
-        "day_starts",
-        &[Window],
-        TimeOfDay,
-        "00:00",
-        "Local time at which a day begins, and with it a week, a month and a year. Hours, minutes and seconds are counted from it.",
-    ),
-    define_tollkeeper_key("week_starts", &[Window], Choice(Weekday::NAMES), "monday", "First day of a week."),
-    define_tollkeeper_key(
-        "month",
-        &[Window],
-        Choice(MonthLength::NAMES),
-        "calendar",
-        "calendar: months begin on month_day. 30_days: every 30 days, counted from 1970-01-01.",
-    ),
-    define_tollkeeper_key(
-        "month_day",
-        &[Window],
-        Count(1, 31),
-        "1",
-        "Day on which a month begins, and a year in its January. In a month without that day: its last day.",
-    ),
-    define_tollkeeper_key(
-        "ban",
-        &[RateLimit, Limit],
-        DurationOrTable(Ban),
-        "",
-        "Bans a client that exceeds the limit: its counter rejects everything for this long. Further tries do not prolong it, unless count_rejected is true. Not for eventual and global limits.",
-    ),
-    define_tollkeeper_key("for", &[Ban], Duration, "", "Length of the ban. Required."),
-    define_tollkeeper_key("after", &[Ban], Count(1, MAX_REJECTIONS_BEFORE_BAN as u64), "1", BAN_AFTER_HELP),
-    define_tollkeeper_key("count_peeks", &[Ban], Flag, "false", "Rejected peeks (0 hits) are rejections too."),
-    define_tollkeeper_key(
-        "reservations",
-        &[RateLimit, Limit],
-        DurationOrTable(ReservationPolicy),
-        "",
-        "Requests charge an estimate of their cost, and the end of their streams settles with the true one. A duration is settle_within. Envoy must report the end of streams. Not for leaky_bucket, eventual and global limits.",
-    ),
-    define_tollkeeper_key(
-        "settle_within",
-        &[ReservationPolicy],
-        Duration,
-        "10m",
-        "Time after which an estimate is not settled any more, in whole seconds. Longer than any stream.",
-    ),
-    define_tollkeeper_key(
-        "unsettled",
-        &[ReservationPolicy],
-        Choice(UnsettledPolicy::NAMES),
-        "keep",
-        "What becomes of an estimate that is not settled in time: keep (it stays charged) or return (it is given back when hits are lacking).",
-    ),
-    define_tollkeeper_key("estimate", &[ReservationPolicy], Count(1, u32::MAX as u64), "", ESTIMATE_DOC),
-    define_tollkeeper_key(
-        "concurrent",
-        &[RateLimit, Limit],
-        Count(0, u32::MAX as u64),
-        "",
-        "Streams at once, in place of requests in a period: each takes a slot, and frees it when it ends. 0 rejects everything. Envoy must report the end of streams.",
-    ),
-    define_tollkeeper_key(
-        "max_duration",
-        &[RateLimit, Limit],
-        Duration,
-        "1h",
-        "concurrent only: hard end of a slot whose stream is never reported to have ended, in whole seconds. Longer than any stream.",
-    ),
-    define_tollkeeper_key(
-        "active",
-        &[RateLimit, Limit],
-        Table(Active),
-        "",
-        "Times at which the limit exists. Outside them it counts nothing, rejects nothing and replaces nothing. If absent: always.",
-    ),
-    define_tollkeeper_key(
-        "days",
-        &[Active],
-        Days,
-        "mon-sun",
-        "Days on which the limit becomes active: mon-fri, sat,sun, or a list.",
-    ),
-    define_tollkeeper_key("from", &[Active], TimeOfDay, "00:00", "Local time at which the limit becomes active."),
-    define_tollkeeper_key(
-        "to",
-        &[Active],
-        TimeOfDay,
-        "",
-        "Local time at which the limit ends, on the next day unless it is later than from. If absent: at the end of the day.",
-    ),
-    define_tollkeeper_key(
-        "bucket_size",
-        &[RateLimit, Limit],
-        Count(1, u32::MAX as u64),
-        "",
-        "token_bucket: number of tokens, which can pass at once. If absent: requests_per_unit.",
-    ),
-    define_tollkeeper_key(
-        "queue_size",
-        &[Defaults, RateLimit, Limit],
-        Count(1, u32::MAX as u64),
-        "1",
-        "leaky_bucket: requests in the bucket at once, including the one that leaves; 1: no request waits.",
-    ),
-    define_tollkeeper_key(
-        "max_wait",
-        &[Defaults, RateLimit, Limit],
-        Duration,
-        "",
-        "leaky_bucket, token_bucket: maximum delay of an answer. If absent: leaky_bucket up to the caller's deadline, token_bucket 0.",
-    ),
-    define_tollkeeper_key(
-        "count_rejected",
-        &[Defaults, RateLimit, Limit],
-        Flag,
-        "",
-        "Counts rejected hits too. If absent: true for a single strict fixed_window, else false. Not for leaky_bucket.",
-    ),
-    define_tollkeeper_key(
-        "consistency",
-        &[Defaults, RateLimit, Limit],
-        Choice(ConsistencyWord::NAMES),
-        "strict",
-        "strict: every hit is counted in the store before it is admitted. eventual: answered from this process, within max_overshoot.",
-    ),
-    define_tollkeeper_key(
-        "max_overshoot",
-        &[Defaults, RateLimit, Limit],
-        Overshoot,
-        "5%",
-        "eventual or global only: maximum that all replicas, or all regions, together admit over the limit in any period, as a percentage of it or as hits.",
-    ),
-    define_tollkeeper_key(
-        "scope",
-        &[Defaults, RateLimit, Limit],
-        Choice(ScopeWord::NAMES),
-        "region",
-        "region: each region has the limit for itself. global: all regions (TOLLKEEPER_REGIONS) have it together, within max_overshoot.",
-    ),
-    define_tollkeeper_key(
-        "reserve",
-        &[Defaults, RateLimit, Limit],
-        Percentage,
-        "10%",
-        "scope: global only: part of the limit that is split evenly over the regions in advance, for keys that are new to a region.",
-    ),
-    define_tollkeeper_key(
-        "on_region_loss",
-        &[Defaults, RateLimit, Limit],
-        Choice(RegionLossPolicy::NAMES),
-        "share",
-        "scope: global only: hits of a region that is cut off, once its grants are used: share (its part of max_overshoot), local (limit / regions), deny, or allow.",
-    ),
-    define_tollkeeper_key(
-        "on_store_error",
-        &[Defaults, RateLimit, Limit],
-        Choice(StoreFailurePolicy::NAMES),
-        "local",
-        "Answer while the store fails: local (limit within this process), allow, deny, or error. TOLLKEEPER_ON_STORE_ERROR changes the default.",
-    ),
-    define_tollkeeper_key(
-        "epoch",
-        &[Defaults, RateLimit, Limit],
-        Count(0, MAX_EPOCH),
-        "0",
-        "Part of the counter's key: raising it resets the counters at once.",
-    ),
-    define_envoy_key(
-        "name",
-        &[RateLimit, Limit, Replaces],
-        Text,
-        "",
-        "The limit's name, returned to the client and used by replaces.",
-    ),
-    define_envoy_key(
-        "replaces",
-        &[RateLimit, Limit],
-        Tables(Replaces),
-        "",
-        "Names of the limits that this one replaces in the same request.",
-    ),
-    define_envoy_key(
-        "shadow_mode",
-        &[Descriptor, Limit],
-        Flag,
-        "false",
-        "Shadow mode: the limit is counted and reported, but rejects nothing. With a name in a list, beside a limit without these two: a candidate, which is charged as if it were the only limit.",
-    ),
-    define_envoy_key(
-        "quota_mode",
-        &[Descriptor, Limit],
-        Flag,
-        "false",
-        "Quota mode: the limit rejects a request only together with all other quotas of that request.",
-    ),
-    define_tollkeeper_key(
-        "over_limit_body",
-        &[Defaults, Descriptor, RateLimit],
-        Text,
-        "",
-        "Body of a rejection, 64 KiB at most.",
-    ),
-    define_tollkeeper_key(
-        "over_limit_content_type",
-        &[Defaults, Descriptor, RateLimit],
-        Text,
-        "",
-        "Content type of over_limit_body.",
-    ),
-    define_envoy_key(
-        "detailed_metric",
-        &[Descriptor],
-        Flag,
-        "false",
-        "Metrics of this rule are named after the whole path with the request's values. Avoid it where clients choose the values.",
-    ),
-    define_envoy_key(
-        "value_to_metric",
-        &[Descriptor],
-        Flag,
-        "false",
-        "Metrics of this rule and those below it are named after the request's value of this entry.",
-    ),
-    define_tollkeeper_key(
-        "decision_log",
-        &[Descriptor],
-        Choice(RuleLogging::NAMES),
-        "",
-        "Decisions of this rule that the decision log has, in place of TOLLKEEPER_DECISION_LOG_WHEN.",
-    ),
-    define_envoy_key(
-        "share_threshold",
-        &[Descriptor],
-        Flag,
-        "false",
-        "All values that the wildcard or match matches share one counter.",
-    ),
-    define_envoy_key(
-        "metadata",
-        &[Descriptor],
-        Free,
-        "",
-        "Dynamic metadata to return when the descriptor passes, if RESPONSE_DYNAMIC_METADATA is on.",
-    ),
-];
-
-/// The key that only the file of `TOLLKEEPER_RULE_DEFAULTS` has.
-pub const BY_UNIT_KEY: RuleFileKey = define_tollkeeper_key(
-    "by_unit",
-    &[DomainDefaults],
-    Free,
-    "",
-    "Defaults for limits of a unit, by its name; they take precedence over those of the domain.",
-);
+/// Returns the keys of all sections.
+pub fn rule_file_keys() -> impl Iterator<Item = &'static RuleFileKey> {
+    let tables: [&'static [RuleFileKey]; 15] = [
+        Document::KEYS,
+        DefaultableKeys::KEYS,
+        MatchingSpec::KEYS,
+        DescriptorSpec::KEYS,
+        MatchKeys::KEYS,
+        MatchSetKeys::KEYS,
+        RateLimitEntry::KEYS,
+        ReplacesKeys::KEYS,
+        WindowKeys::KEYS,
+        BanKeys::KEYS,
+        ReservationKeys::KEYS,
+        ActiveKeys::KEYS,
+        PlanChoiceSpec::KEYS,
+        TableSpec::KEYS,
+        DefaultsFileKeys::KEYS,
+    ];
+    tables.into_iter().flatten()
+}
 
 impl RuleFileKey {
     /// Returns `true` if the key can be written in `section`.
     pub fn belongs_in(&self, section: Section) -> bool {
         self.sections.contains(&section)
-            || match section {
-                DefaultsFile => self.name == "defaults",
-                DomainDefaults => self.sections.contains(&Defaults),
-                _ => false,
-            }
     }
-}
 
-/// Declares a key that envoyproxy/ratelimit has too.
-const fn define_envoy_key(
-    name: &'static str,
-    sections: &'static [Section],
-    kind: ValueKind,
-    default: &'static str,
-    doc: &'static str,
-) -> RuleFileKey {
-    RuleFileKey { name, peer: true, sections, kind, default, doc }
-}
-
-/// Declares a key that only tollkeeper has.
-const fn define_tollkeeper_key(
-    name: &'static str,
-    sections: &'static [Section],
-    kind: ValueKind,
-    default: &'static str,
-    doc: &'static str,
-) -> RuleFileKey {
-    RuleFileKey { name, peer: false, sections, kind, default, doc }
+    /// Returns the sections in which a key of this name can be written, outermost first; only those of the same kind
+    /// of file as `section`, if there are any.
+    pub(crate) fn sections_of_name(&self, section: Section) -> Vec<Section> {
+        let has_key = |at: &Section| rule_file_keys().any(|key| key.name == self.name && key.belongs_in(*at));
+        let all: Vec<Section> = Section::ALL.into_iter().filter(has_key).collect();
+        let same_file = |at: &Section| at.is_of_rule_files() == section.is_of_rule_files();
+        if all.iter().any(same_file) { all.into_iter().filter(same_file).collect() } else { all }
+    }
 }
 
 /// Returns the key of that name that belongs in `section`, else that of another section.
 pub fn find_rule_file_key(name: &str, section: Section) -> Option<&'static RuleFileKey> {
-    let mut named = RULE_FILE_KEYS.iter().chain([&BY_UNIT_KEY]).filter(|key| key.name == name);
-    named.clone().find(|key| key.belongs_in(section)).or_else(|| named.next())
+    let mut named = rule_file_keys().filter(|key| key.name == name);
+    let first = named.next()?;
+    Some(if first.belongs_in(section) { first } else { named.find(|key| key.belongs_in(section)).unwrap_or(first) })
 }
 
 /// Returns the key of `section` that is most similar to `name`, if one is similar enough.
@@ -686,9 +251,7 @@ pub(crate) fn nearest_rule_file_key(name: &str, section: Section) -> Option<&'st
         return None;
     }
     let lower = name.to_ascii_lowercase().replace('-', "_");
-    RULE_FILE_KEYS
-        .iter()
-        .chain([&BY_UNIT_KEY])
+    rule_file_keys()
         .filter(|key| key.belongs_in(section))
         .map(|key| (strsim::normalized_damerau_levenshtein(&lower, key.name), key.name))
         .filter(|(likeness, _)| *likeness >= 0.6)

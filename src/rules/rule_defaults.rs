@@ -12,7 +12,8 @@ use std::sync::Arc;
 use super::diagnostic::{Diagnostics, escape_for_message};
 use super::document::defaults::{DefaultableKeys, check_defaults};
 use super::document::fields::{DocumentReader, Field, FieldPath};
-use super::key_table::{BY_UNIT_KEY, Section};
+use super::document::keys::{KeyValue, OptionalValue, rule_keys};
+use super::key_table::{Section, ValueKind};
 use super::yaml::{DocumentSelection, Position, Spanned, YamlContent, YamlNode, parse, text};
 use crate::limit::period::Unit;
 
@@ -31,16 +32,28 @@ pub struct RuleDefaults {
     domains: HashMap<String, DomainDefaults>,
 }
 
-/// Defaults of one domain, or of all.
-#[derive(Clone, Debug, Default)]
-struct DomainDefaults {
-    keys: DefaultableKeys,
-    by_unit: Vec<UnitDefaults>,
+rule_keys! {
+    /// Defaults of one domain, or of all.
+    #[derive(Clone, Debug, Default)]
+    pub struct DomainDefaults of [DomainDefaults] {
+        tollkeeper "by_unit" by_unit: Vec<UnitDefaults>,
+            "Defaults for limits of a unit, by its name; they take precedence over those of the domain.";
+    }
+    and keys: DefaultableKeys;
+}
+
+rule_keys! {
+    /// The file itself.
+    #[derive(Clone, Debug, Default)]
+    pub struct DefaultsFileKeys of [DefaultsFile] {
+        tollkeeper "defaults" domains: Option<Spanned<HashMap<String, DomainDefaults>>>,
+            "Defaults by domain; `*` stands for all domains.";
+    }
 }
 
 /// Defaults for limits of a unit.
 #[derive(Clone, Debug)]
-struct UnitDefaults {
+pub struct UnitDefaults {
     unit: Unit,
     keys: DefaultableKeys,
 }
@@ -134,97 +147,75 @@ fn parse_defaults_text(reader: &mut DocumentReader<'_>, bytes: &[u8]) -> Option<
     if let Some(second) = second {
         reader.report_error(second.at, &FieldPath::ROOT, "a second document", "write all defaults in one document");
     }
-    let field = match root {
-        Some(root) => reader.read_fields(root, Section::DefaultsFile, "defaults", &FieldPath::ROOT)?.into_iter().next(),
-        None => None,
-    };
-    let Some(field) = field else {
-        if !reader.found.has_errors() {
-            let hint = "begin the file with `defaults:`, or write `defaults: {}` for none";
-            reader.report_error(root.map_or(start, |root| root.at), &FieldPath::ROOT, "there are no `defaults`", hint);
-        }
-        return None;
-    };
-    reader.read_defaults_by_domain(&field)
+    let mut read = DefaultsFileKeys::default();
+    if let Some(root) = root {
+        reader.read_section(&mut read, root, Section::DefaultsFile, &FieldPath::ROOT);
+    }
+    if read.domains.is_none() && !reader.found.has_errors() {
+        let hint = "begin the file with `defaults:`, or write `defaults: {}` for none";
+        reader.report_error(root.map_or(start, |root| root.at), &FieldPath::ROOT, "there are no `defaults`", hint);
+    }
+    Some(read.domains?.value)
 }
 
-impl DocumentReader<'_> {
-    fn read_defaults_by_domain(&mut self, field: &Field<'_, '_>) -> Option<HashMap<String, DomainDefaults>> {
-        let field_path = FieldPath::ROOT.with_key(field.key.name);
-        let mut domains = HashMap::new();
-        for (name, node) in self.read_named_entries(field.node, &field_path)? {
-            let field_path = field_path.with_key(&name.value);
+/// Defaults by domain.
+impl OptionalValue for HashMap<String, DomainDefaults> {
+    const KIND: ValueKind = ValueKind::Free;
+
+    fn read_value(reader: &mut DocumentReader<'_>, field: &Field<'_>) -> Option<Self> {
+        let mut domains = Self::new();
+        for (name, node) in reader.read_named_entries(field)? {
+            let field_path = field.path.with_key(&name.value);
             if name.value.is_empty() || (name.value.contains('*') && name.value != ALL_DOMAINS) {
                 let message = format!("'{}' is not the name of a domain", escape_for_message(&name.value));
-                self.report_error(name.at, &field_path, message, "write a whole name, or \"*\" for all domains");
+                reader.report_error(name.at, &field_path, message, "write a whole name, or \"*\" for all domains");
             }
-            let defaults = if node.is_null() { None } else { self.read_domain_defaults(node, &field_path) };
-            domains.insert(name.value, defaults.unwrap_or_default());
+            let mut defaults = DomainDefaults::default();
+            if !node.is_null() && reader.read_section(&mut defaults, node, Section::DomainDefaults, &field_path) {
+                check_defaults(reader, &defaults.keys, &field_path);
+            }
+            domains.insert(name.value, defaults);
         }
         Some(domains)
     }
+}
 
-    fn read_domain_defaults(&mut self, node: &YamlNode<'_>, field_path: &FieldPath<'_>) -> Option<DomainDefaults> {
-        let mut read = DomainDefaults::default();
-        for field in self.read_fields(node, Section::DomainDefaults, "defaults", field_path)? {
-            let field_path = field_path.with_key(field.key.name);
-            if field.key.name == BY_UNIT_KEY.name {
-                read.by_unit = self.read_defaults_by_unit(&field, &field_path);
-            } else {
-                self.read_defaultable_key(&field, &mut read.keys, &field_path);
-            }
-        }
-        check_defaults(self, &read.keys, field_path);
-        Some(read)
-    }
+/// Defaults by unit.
+impl KeyValue for Vec<UnitDefaults> {
+    const KIND: ValueKind = ValueKind::Free;
 
-    fn read_defaults_by_unit(&mut self, field: &Field<'_, '_>, field_path: &FieldPath<'_>) -> Vec<UnitDefaults> {
-        let mut read: Vec<UnitDefaults> = Vec::new();
-        if field.node.is_null() {
-            return read;
-        }
-        for (name, node) in self.read_named_entries(field.node, field_path).unwrap_or_default() {
-            let field_path = field_path.with_key(&name.value);
+    fn read(reader: &mut DocumentReader<'_>, field: &Field<'_>) -> Self {
+        let mut read = Self::new();
+        for (name, node) in reader.read_named_entries(field).unwrap_or_default() {
+            let field_path = field.path.with_key(&name.value);
             let Some(unit) = Unit::from_name(&name.value) else {
                 let message = format!("invalid rate limit unit '{}'", escape_for_message(&name.value));
-                self.report_error(
-                    name.at,
-                    &field_path,
-                    message,
-                    format!("write one of {}", Unit::ALL.map(Unit::name).join(", ")),
-                );
+                let hint = format!("write one of {}", Unit::ALL.map(Unit::name).join(", "));
+                reader.report_error(name.at, &field_path, message, hint);
                 continue;
             };
             if read.iter().any(|of_unit| of_unit.unit == unit) {
-                self.report_error(
-                    name.at,
-                    &field_path,
-                    format!("the unit {} is written twice", unit.name()),
-                    "remove one",
-                );
+                let message = format!("the unit {} is written twice", unit.name());
+                reader.report_error(name.at, &field_path, message, "remove one");
             }
-            if node.is_null() {
-                continue;
-            }
-            if let Some(keys) = self.read_defaults(node, &field_path) {
-                check_defaults(self, &keys, &field_path);
+            let mut keys = DefaultableKeys::default();
+            if !node.is_null() && reader.read_section(&mut keys, node, Section::Defaults, &field_path) {
+                check_defaults(reader, &keys, &field_path);
                 read.push(UnitDefaults { unit, keys });
             }
         }
         read
     }
+}
 
+impl DocumentReader<'_> {
     /// Returns the entries of a mapping with free names; none for null.
-    fn read_named_entries<'n, 'a>(
-        &mut self,
-        node: &'n YamlNode<'a>,
-        field_path: &FieldPath<'_>,
-    ) -> Option<Vec<(Spanned<String>, &'n YamlNode<'a>)>> {
-        let map = match &node.content {
+    fn read_named_entries<'n>(&mut self, field: &Field<'n>) -> Option<Vec<(Spanned<String>, &'n YamlNode<'n>)>> {
+        let map = match &field.node.content {
             YamlContent::Map(map) => map,
-            _ if node.is_null() => return Some(Vec::new()),
+            _ if field.node.is_null() => return Some(Vec::new()),
             _ => {
-                self.report_wrong_type(node, "defaults", "write a mapping here", field_path);
+                self.report_wrong_type(field.node, "defaults", "write a mapping here", &field.path);
                 return None;
             }
         };
@@ -232,7 +223,7 @@ impl DocumentReader<'_> {
         for (name, node) in map.iter() {
             match name.as_scalar() {
                 Some(scalar) => entries.push((Spanned { value: scalar.text().to_owned(), at: name.at }, node)),
-                None => self.report_error(name.at, field_path, "a name that is not text", "write a name here"),
+                None => self.report_error(name.at, &field.path, "a name that is not text", "write a name here"),
             }
         }
         Some(entries)

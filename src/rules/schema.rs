@@ -9,13 +9,13 @@
 use serde_json::{Map, Value, json};
 
 use crate::limit::period::Unit;
-use crate::rules::key_table::{BY_UNIT_KEY, RULE_FILE_KEYS, RuleFileKey, Section, ValueKind};
+use crate::rules::key_table::{RuleFileKey, Section, ValueKind, rule_file_keys};
 
 /// Returns the schema of a rule file, draft 2020-12.
 pub fn rule_file_schema() -> Value {
-    let definitions: Map<String, Value> = Section::RULE_FILE_SECTIONS
+    let definitions: Map<String, Value> = Section::ALL
         .into_iter()
-        .skip(1)
+        .filter(|section| section.is_of_rule_files() && *section != Section::Root)
         .map(|section| (section.name().to_owned(), section_schema(section)))
         .collect();
     let mut schema = Map::new();
@@ -33,9 +33,9 @@ pub fn rule_file_schema() -> Value {
 pub fn defaults_file_schema() -> Value {
     let units = Unit::ALL.map(|unit| any_case_pattern(unit.name())).join("|");
     let mut of_domain = section_schema(Section::DomainDefaults);
-    of_domain["properties"][BY_UNIT_KEY.name] = json!({
+    of_domain["properties"]["by_unit"] = json!({
         "type": ["object", "null"],
-        "description": BY_UNIT_KEY.doc,
+        "description": of_domain["properties"]["by_unit"]["description"],
         "patternProperties": { (format!("^({units})$")): nullable_section_schema(Section::Defaults) },
         "additionalProperties": false,
     });
@@ -67,7 +67,7 @@ fn nullable_section_schema(section: Section) -> Value {
 
 /// Schema of a mapping with the keys of a section.
 fn section_schema(section: Section) -> Value {
-    let keys = RULE_FILE_KEYS.iter().filter(|key| key.belongs_in(section));
+    let keys = rule_file_keys().filter(|key| key.belongs_in(section));
     let properties: Map<String, Value> = keys.map(|key| (key.name.to_owned(), key_schema(key))).collect();
     let mut mapping = Map::new();
     mapping.insert("type".into(), json!("object"));
@@ -126,7 +126,9 @@ fn section_reference(section: Section) -> Value {
 
 fn value_kind_schema(kind: ValueKind) -> Value {
     match kind {
-        ValueKind::Text => json!({ "type": ["string", "number", "boolean", "null"] }),
+        ValueKind::Text | ValueKind::Body | ValueKind::ContentType => {
+            json!({ "type": ["string", "number", "boolean", "null"] })
+        }
         ValueKind::Count(min, max) => json!({ "type": ["integer", "null"], "minimum": min, "maximum": max }),
         ValueKind::Flag => json!({ "type": ["boolean", "null"] }),
         ValueKind::TimeOfDay => json!({ "type": ["string", "null"], "pattern": "^([01][0-9]|2[0-3]):[0-5][0-9]$" }),
@@ -136,7 +138,7 @@ fn value_kind_schema(kind: ValueKind) -> Value {
         ValueKind::Days => {
             json!({ "anyOf": [{ "type": ["string", "null"] }, { "type": "array", "items": { "type": "string" } }] })
         }
-        ValueKind::Duration => {
+        ValueKind::Duration | ValueKind::WholeSeconds => {
             let number = r"([0-9]+\.?[0-9]*|\.[0-9]+)(ns|us|\u00b5s|\u03bcs|ms|s|m|h)";
             json!({ "anyOf": [{ "type": "string", "pattern": format!("^({number})+$|^0$") }, { "const": 0 }] })
         }

@@ -25,12 +25,12 @@ use crate::limit::algorithm::Algorithm;
 use crate::limit::period::{Period, Unit};
 use crate::limit::{Consistency, Limit, LimitError, LimitSpec, Overshoot, Scope, StoreFailurePolicy};
 use crate::rules::diagnostic::escape_for_message;
-use crate::rules::document::defaults::{DefaultableKey, DefaultableKeys};
+use crate::rules::document::defaults::DefaultableKeys;
 use crate::rules::document::fields::{DocumentReader, FieldPath};
 use crate::rules::document::{DescriptorSpec, RateLimitEntry};
 use crate::rules::key_table::ConsistencyWord;
 use crate::rules::rule::{OverLimitBody, OverrideDefaults, RuleAllowance, RuleLimit};
-use crate::rules::yaml::{Position, Spanned};
+use crate::rules::yaml::Spanned;
 
 /// Creates the body of a rejection.
 pub(super) fn build_over_limit_body(
@@ -114,23 +114,13 @@ pub(super) fn compile_unlimited(
         let message = "should not specify rate limit unit when unlimited";
         reader.report_error(unit.at, &field_path.with_key("unit"), message, "remove `unit` or `unlimited`");
     }
-    let other = limit.ban.map(|spanned| Spanned { value: "ban", at: spanned.at });
-    let other = other.or(limit.concurrent.map(|spanned| Spanned { value: "concurrent", at: spanned.at }));
-    let other = other.or(limit.reservations.map(|spanned| Spanned { value: "reservations", at: spanned.at }));
-    let other = other.or(limit.max_duration_us.map(|spanned| Spanned { value: "max_duration", at: spanned.at }));
-    let other = other.or(limit.active.map(|spanned| Spanned { value: "active", at: spanned.at }));
-    let multiplier = limit.unit_multiplier.map(|spanned| Spanned { value: "unit_multiplier", at: spanned.at });
-    let other = other.or(multiplier);
-    let other = other.or(limit.bucket_size.map(|spanned| Spanned { value: "bucket_size", at: spanned.at }));
-    let defaultable =
-        || limit.defaultable.first_written_key().map(|key| Spanned { value: key.value.name(), at: key.at });
-    if let Some(key) = other.or_else(defaultable) {
+    if let Some(key) = limit.written_keys().find(|key| !["unit", "requests_per_unit"].contains(&key.value)) {
         let message = format!("`{}` does not apply when unlimited", key.value);
         reader.report_error(key.at, &field_path.with_key(key.value), message, "remove it or `unlimited`");
     }
     RuleAllowance::Unlimited {
         name: limit.name.value.clone(),
-        requests_per_unit: limit.requests_per_unit.value,
+        requests_per_unit: limit.requests(),
         shadow: descriptor.shadow_mode,
         quota: descriptor.quota_mode,
     }
@@ -313,14 +303,8 @@ fn check_concurrent_keys(
         }
         return;
     };
-    let other = [
-        ("requests_per_unit", written.requests_at),
-        ("unit", written.unit.as_ref().map(|unit| unit.at)),
-        ("unit_multiplier", written.unit_multiplier.map(|multiplier| multiplier.at)),
-        ("algorithm", written.defaultable.algorithm.map(|algorithm| algorithm.at)),
-        ("max_overshoot", written.defaultable.max_overshoot.map(|overshoot| overshoot.at)),
-    ];
-    for (key, at) in other.into_iter().filter_map(|(key, at)| Some((key, at?))) {
+    let periodic = ["requests_per_unit", "unit", "unit_multiplier", "algorithm", "max_overshoot"];
+    for Spanned { value: key, at } in written.written_keys().filter(|key| periodic.contains(&key.value)) {
         let message = format!("`{key}` beside `concurrent`");
         let hint = "remove it: streams at once have no period; write limits of both kinds as a list";
         reader.report_error(at, &field_path.with_key(key), message, hint);
@@ -339,7 +323,7 @@ fn compile_period(
     let name = written.unit.as_ref().map_or("", |unit| unit.value.as_str());
     let at = written.unit.as_ref().map_or(written.at, |unit| unit.at);
     // A limit of 0 rejects everything, however long its period is.
-    let is_needless = written.rejects_all && written.unit.is_none();
+    let is_needless = written.requests_per_unit.is_some_and(|requests| requests.value == 0) && written.unit.is_none();
     let Some(unit) = Unit::from_name(name).or(is_needless.then_some(Unit::Second)) else {
         // A unit that could not be read was reported already.
         if written.unit.is_some() || !written.unreadable {
@@ -467,20 +451,8 @@ fn report_limit_error(
         }
         LimitError::ReserveTooSmall { .. } => "raise the limit or `reserve`, or use `scope: region`",
     };
-    let at = key_position(written, error.rule_file_key());
+    let at = written.key_position(error.rule_file_key()).unwrap_or(written.at);
     reader.report_error(at, &field_path.with_key(error.rule_file_key()), error.to_string(), hint);
-}
-
-/// Returns the position of a key, or of the limit if the key is not written.
-fn key_position(written: &RateLimitEntry, key: &str) -> Position {
-    let at = match key {
-        "bucket_size" => written.bucket_size.map(|spanned| spanned.at),
-        "requests_per_unit" => Some(written.requests_per_unit.at),
-        "ban" => written.ban.map(|spanned| spanned.at),
-        "reservations" => written.reservations.map(|spanned| spanned.at),
-        _ => DefaultableKey::from_name(key).and_then(|key| written.defaultable.key_position(key)),
-    };
-    at.unwrap_or(written.at)
 }
 
 /// Clears the key at fault; returns `false` if it cannot be cleared.

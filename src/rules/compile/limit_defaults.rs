@@ -130,7 +130,7 @@ pub(super) fn fill_in_limit_defaults(
         ban: written.ban.map(without_position),
         reservations: written.reservations.map(without_position),
         log_max: options.log_max,
-        ..LimitSpec::new(algorithm, written.requests_per_unit.value, period)
+        ..LimitSpec::new(algorithm, written.requests(), period)
     }
 }
 
@@ -183,7 +183,7 @@ fn without_position<T>(spanned: Spanned<T>) -> T {
 /// Returns the overshoot of a limit. A default in hits is lowered to the hits of the limit.
 fn resolve_overshoot(written: &RateLimitEntry, defaults: &DefaultableKeys) -> Option<Overshoot> {
     let default = || match defaults.max_overshoot?.value {
-        Overshoot::Hits(hits) => Some(Overshoot::Hits(hits.min(written.requests_per_unit.value).max(1))),
+        Overshoot::Hits(hits) => Some(Overshoot::Hits(hits.min(written.requests()).max(1))),
         percent @ Overshoot::MilliPercent(_) => Some(percent),
     };
     written.defaultable.max_overshoot.map(without_position).or_else(default)
@@ -304,44 +304,6 @@ struct DefaultedLimit<'s> {
     left_out: Vec<LeftOutDefault>,
 }
 
-/// Keys in the order in which their defaults are tried: all but the two of the body of a rejection, which fits any
-/// limit.
-const KEYS_IN_DEFAULTING_ORDER: [DefaultableKey; DefaultableKey::ALL.len() - 2] = [
-    DefaultableKey::Algorithm,
-    DefaultableKey::Consistency,
-    DefaultableKey::Scope,
-    DefaultableKey::Reserve,
-    DefaultableKey::OnRegionLoss,
-    DefaultableKey::MaxOvershoot,
-    DefaultableKey::Window,
-    DefaultableKey::QueueSize,
-    DefaultableKey::MaxWait,
-    DefaultableKey::CountRejected,
-    DefaultableKey::OnStoreError,
-    DefaultableKey::Epoch,
-];
-
-/// Returns the name of a key, with its value if that is a word.
-fn describe_key(key: DefaultableKey, keys: &DefaultableKeys) -> String {
-    let word = match key {
-        DefaultableKey::Algorithm => keys.algorithm.map(|it| it.value.name()),
-        DefaultableKey::Consistency => keys.consistency.map(|it| it.value.name()),
-        DefaultableKey::Scope => keys.scope.map(|it| it.value.name()),
-        DefaultableKey::OnRegionLoss => keys.on_region_loss.map(|it| it.value.name()),
-        DefaultableKey::OnStoreError => keys.on_store_error.map(|it| it.value.name()),
-        DefaultableKey::CountRejected => keys.count_rejected.map(|it| if it.value { "true" } else { "false" }),
-        DefaultableKey::Window
-        | DefaultableKey::QueueSize
-        | DefaultableKey::MaxWait
-        | DefaultableKey::MaxOvershoot
-        | DefaultableKey::Reserve
-        | DefaultableKey::Epoch
-        | DefaultableKey::OverLimitBody
-        | DefaultableKey::OverLimitContentType => None,
-    };
-    word.map_or_else(|| key.name().to_owned(), |word| format!("{}: {word}", key.name()))
-}
-
 impl<'s> DefaultedLimit<'s> {
     fn from_written(written: &'s RateLimitEntry, limit: &Limit, sole: bool, scope: &DomainSettings<'s>) -> Self {
         let keys = written.defaultable.clone().with_fallback(scope.rule_file_defaults());
@@ -360,7 +322,7 @@ impl<'s> DefaultedLimit<'s> {
     }
 
     fn try_default_layer(&mut self, layer: &DefaultableKeys) {
-        for key in KEYS_IN_DEFAULTING_ORDER {
+        for key in DefaultableKey::ALL {
             let Some(at) = layer.key_position(key).filter(|_| self.keys.key_position(key).is_none()) else { continue };
             let mut keys = self.keys.clone();
             keys.copy_key(key, layer);
@@ -370,7 +332,7 @@ impl<'s> DefaultedLimit<'s> {
                     (self.keys, self.spec, self.limit) = (keys, spec, limit);
                     self.accepted.copy_key(key, layer);
                 }
-                Err(reason) => self.left_out.push(LeftOutDefault { key: describe_key(key, layer), at, reason }),
+                Err(reason) => self.left_out.push(LeftOutDefault { key: layer.describe_key(key), at, reason }),
             }
         }
     }

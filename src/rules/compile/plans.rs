@@ -229,7 +229,7 @@ impl PlanRuleCompiler<'_, '_> {
         let (table, default) = (table?, default?);
         let own_body =
             limit::build_over_limit_body(written.over_limit_body.as_ref(), written.over_limit_content_type.as_ref());
-        let metadata = written.metadata.take();
+        let metadata = written.metadata.take().map(|metadata| metadata.value);
         let rule_under = |plan: &CompiledPlan, choices: Option<PlanChoices>| Rule {
             path: place.path.clone(),
             location: place.location.clone(),
@@ -238,7 +238,7 @@ impl PlanRuleCompiler<'_, '_> {
             metadata: metadata.clone(),
             over_limit_body: if own_body.body.is_some() { own_body.clone() } else { plan.over_limit_body.clone() },
             detailed_metric: written.detailed_metric,
-            logging: written.logging,
+            logging: written.logging.map(|logging| logging.value),
             plan: Some(Box::new(RulePlan { name: Arc::clone(&plan.name), table, choices })),
         };
         let other = |(index, plan)| (index != default).then(|| rule_under(plan, None));

@@ -1,36 +1,47 @@
-//! The table of keys that a limit and `defaults` can both have, and contradictions within `defaults`.
+//! The keys that a limit and `defaults` can both have, and contradictions within `defaults`.
 //!
-//! A new key is a row of this table and of [that of all keys](crate::rules::key_table). The compiler then asks for the
-//! reader of its value (`read`), its place among the defaults that are tried (`compile::rule_defaults`), and its value
-//! for limits of requests (`compile::limit`). What it means for a limit is for `compile::limit_defaults` to say.
+//! For a new row, the compiler asks for its value for limits of requests (`compile::limit`). What the key means for a
+//! limit is for `compile::limit_defaults` to say.
 //!
 //! Decides: which keys `defaults` may have, and which of them contradict each other (`check_defaults`).
 
 use std::sync::Arc;
 
 use super::fields::{DocumentReader, FieldPath};
+use super::keys::{KeyValue as _, OptionalValue as _, rule_keys};
 use crate::base::named_enum::named_enum;
 use crate::limit::algorithm::Algorithm;
 use crate::limit::window::WindowSpec;
 use crate::limit::{Overshoot, RegionLossPolicy, StoreFailurePolicy};
-use crate::rules::key_table::{ConsistencyWord, ScopeWord};
+use crate::rules::key_table::{ConsistencyWord, MAX_EPOCH, ScopeWord};
 use crate::rules::yaml::{Position, Spanned};
 
-/// Declares the keys: a row is the variant, the name in rule files, the field, and the type of its value.
+/// Declares the keys: the variant of each before its row.
 macro_rules! defaultable_keys {
-    ($($(#[$attribute:meta])* $variant:ident = $name:literal, $field:ident: $type:ty;)+) => {
+    (
+        $(#[$attribute:meta])*
+        $(
+            $variant:ident $key:literal $field:ident $(in [$($only:ident),+])?: $type:ty
+            $(as $kind:ident $(($($bound:expr),+))?)? $(= $default:literal)?, $doc:literal;
+        )+
+    ) => {
+        rule_keys! {
+            $(#[$attribute])*
+            #[derive(Clone, Debug, Default)]
+            pub struct DefaultableKeys of [Defaults, RateLimit, Limit, DomainDefaults] {
+                $(
+                    tollkeeper $key $field $(in [$($only),+])?: Option<Spanned<$type>>
+                    $(as $kind $(($($bound),+))?)? $(= $default)?, $doc;
+                )+
+            }
+        }
+
         named_enum! {
             /// A key that a limit and `defaults` can both have.
             #[derive(Clone, Copy, Debug, PartialEq, Eq)]
             pub enum DefaultableKey {
-                $(#[doc = concat!("`", $name, "`.")] $variant = $name,)+
+                $(#[doc = concat!("`", $key, "`.")] $variant = $key,)+
             }
-        }
-
-        /// Keys that a limit and `defaults` can both have; those of `defaults` are for limits without them.
-        #[derive(Clone, Debug, Default)]
-        pub struct DefaultableKeys {
-            $($(#[$attribute])* pub $field: Option<Spanned<$type>>,)+
         }
 
         impl DefaultableKeys {
@@ -53,7 +64,7 @@ macro_rules! defaultable_keys {
             /// Returns the position of a key; `None` if it is not written.
             pub fn key_position(&self, key: DefaultableKey) -> Option<Position> {
                 match key {
-                    $(DefaultableKey::$variant => self.$field.as_ref().map(|spanned| spanned.at),)+
+                    $(DefaultableKey::$variant => self.$field.position(),)+
                 }
             }
 
@@ -63,47 +74,51 @@ macro_rules! defaultable_keys {
                     $(DefaultableKey::$variant => self.$field.clone_from(&from.$field),)+
                 }
             }
+
+            /// Returns the name of a key, with its value if that is a word.
+            pub fn describe_key(&self, key: DefaultableKey) -> String {
+                let word = match key {
+                    $(DefaultableKey::$variant => self.$field.as_ref().and_then(|spanned| spanned.value.word()),)+
+                };
+                word.map_or_else(|| key.name().to_owned(), |word| format!("{}: {word}", key.name()))
+            }
         }
     };
 }
 
 defaultable_keys! {
-    /// `algorithm`.
-    Algorithm = "algorithm", algorithm: Algorithm;
-    /// `window`.
-    Window = "window", window: WindowSpec;
-    /// `queue_size`.
-    QueueSize = "queue_size", queue_size: u32;
-    /// `max_wait`, in microseconds.
-    MaxWait = "max_wait", max_wait_us: u64;
-    /// `count_rejected`.
-    CountRejected = "count_rejected", count_rejected: bool;
-    /// `consistency`.
-    Consistency = "consistency", consistency: ConsistencyWord;
-    /// `max_overshoot`.
-    MaxOvershoot = "max_overshoot", max_overshoot: Overshoot;
-    /// `scope`.
-    Scope = "scope", scope: ScopeWord;
-    /// `reserve`, in thousandths of a percent.
-    Reserve = "reserve", reserve_milli_percent: u32;
-    /// `on_region_loss`.
-    OnRegionLoss = "on_region_loss", on_region_loss: RegionLossPolicy;
-    /// `on_store_error`.
-    OnStoreError = "on_store_error", on_store_error: StoreFailurePolicy;
-    /// `epoch`.
-    Epoch = "epoch", epoch: u64;
-    /// `over_limit_body`; rules share the text.
-    OverLimitBody = "over_limit_body", over_limit_body: Arc<str>;
-    /// `over_limit_content_type`.
-    OverLimitContentType = "over_limit_content_type", over_limit_content_type: Arc<str>;
+    /// Keys that a limit and `defaults` can both have; those of `defaults` are for limits without them. They are in the
+    /// order in which the defaults of `TOLLKEEPER_RULE_DEFAULTS` are tried: an earlier one may exclude a later one.
+    Algorithm "algorithm" algorithm: Algorithm = "fixed_window", "Algorithm that counts hits.";
+    Consistency "consistency" consistency: ConsistencyWord = "strict",
+        "strict: every hit is counted in the store before it is admitted. eventual: answered from this process, within max_overshoot.";
+    Scope "scope" scope: ScopeWord = "region",
+        "region: each region has the limit for itself. global: all regions (TOLLKEEPER_REGIONS) have it together, within max_overshoot.";
+    Reserve "reserve" reserve_milli_percent: u32 as Percentage = "10%",
+        "scope: global only: part of the limit that is split evenly over the regions in advance, for keys that are new to a region.";
+    OnRegionLoss "on_region_loss" on_region_loss: RegionLossPolicy = "share",
+        "scope: global only: hits of a region that is cut off, once its grants are used: share (its part of max_overshoot), local (limit / regions), deny, or allow.";
+    MaxOvershoot "max_overshoot" max_overshoot: Overshoot = "5%",
+        "eventual or global only: maximum that all replicas, or all regions, together admit over the limit in any period, as a percentage of it or as hits.";
+    Window "window" window: WindowSpec,
+        "fixed_window only: its windows follow the calendar of a time zone. Without the key they have the length of the period, counted from 1970 in UTC.";
+    QueueSize "queue_size" queue_size: u32 as Count(1, u32::MAX as u64) = "1",
+        "leaky_bucket: requests in the bucket at once, including the one that leaves; 1: no request waits.";
+    MaxWait "max_wait" max_wait_us: u64 as Duration,
+        "leaky_bucket, token_bucket: maximum delay of an answer. If absent: leaky_bucket up to the caller's deadline, token_bucket 0.";
+    CountRejected "count_rejected" count_rejected: bool,
+        "Counts rejected hits too. If absent: true for a single strict fixed_window, else false. Not for leaky_bucket.";
+    OnStoreError "on_store_error" on_store_error: StoreFailurePolicy = "local",
+        "Answer while the store fails: local (limit within this process), allow, deny, or error. TOLLKEEPER_ON_STORE_ERROR changes the default.";
+    Epoch "epoch" epoch: u64 as Count(0, MAX_EPOCH) = "0",
+        "Part of the counter's key: raising it resets the counters at once.";
+    OverLimitBody "over_limit_body" over_limit_body in [Defaults, RateLimit, DomainDefaults]: Arc<str> as Body,
+        "Body of a rejection, 64 KiB at most.";
+    OverLimitContentType "over_limit_content_type" over_limit_content_type in [Defaults, RateLimit, DomainDefaults]: Arc<str> as ContentType,
+        "Content type of over_limit_body.";
 }
 
 impl DefaultableKeys {
-    /// Returns the first written key, in the order of the table.
-    pub fn first_written_key(&self) -> Option<Spanned<DefaultableKey>> {
-        DefaultableKey::ALL.into_iter().find_map(|key| Some(Spanned { value: key, at: self.key_position(key)? }))
-    }
-
     /// Position of `consistency: eventual`; `None` if it is not written.
     pub fn eventual_consistency_position(&self) -> Option<Position> {
         self.consistency.filter(|consistency| consistency.value == ConsistencyWord::Eventual).map(|it| it.at)

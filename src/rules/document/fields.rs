@@ -108,44 +108,45 @@ impl DocumentReader<'_> {
 
 /// A key in a section to which it belongs, with its value.
 #[derive(Clone, Copy, Debug)]
-pub struct Field<'n, 'a> {
-    /// Row of the key in the table.
+pub struct Field<'n> {
+    /// Row of the key.
     pub key: &'static RuleFileKey,
     /// Position of the key.
     pub at: Position,
     /// Value of the key.
-    pub node: &'n YamlNode<'a>,
+    pub node: &'n YamlNode<'n>,
+    /// Path to the key.
+    pub path: FieldPath<'n>,
 }
 
 impl DocumentReader<'_> {
-    /// Returns the fields of a mapping in `section`. Reports a node that is not a mapping, as not convertible to the Go
-    /// type `into`.
-    pub fn read_fields<'n, 'a>(
+    /// Returns the fields of a mapping in `section`. Reports a node that is not a mapping.
+    pub fn read_fields<'n>(
         &mut self,
-        node: &'n YamlNode<'a>,
+        node: &'n YamlNode<'n>,
         section: Section,
-        into: &str,
-        field_path: &FieldPath<'_>,
-    ) -> Option<Vec<Field<'n, 'a>>> {
+        field_path: &'n FieldPath<'n>,
+    ) -> Option<Vec<Field<'n>>> {
         let YamlContent::Map(map) = &node.content else {
-            self.report_wrong_type(node, into, "write a mapping here", field_path);
+            self.report_wrong_type(node, section.go_type(), "write a mapping here", field_path);
             return None;
         };
         let mut fields = Vec::with_capacity(map.len());
         for (name, node) in map.iter() {
             let Some(known) = self.find_known_key(name, section, field_path) else { continue };
+            let field = Field { key: known, at: name.at, node, path: field_path.with_key(known.name) };
             if known.belongs_in(section) {
-                self.warn_about_spelling(&Field { key: known, at: name.at, node }, field_path);
-                fields.push(Field { key: known, at: name.at, node });
+                self.warn_about_spelling(&field);
+                fields.push(field);
             } else {
-                self.report_misplaced_key(Field { key: known, at: name.at, node }, section, field_path);
+                self.report_misplaced_key(&field, section);
             }
         }
         Some(fields)
     }
 
     /// Warns about a number or a word that is read, but hardly as its author meant: no value, `0100`, `yes`.
-    fn warn_about_spelling(&mut self, Field { key, node, .. }: &Field<'_, '_>, field_path: &FieldPath<'_>) {
+    fn warn_about_spelling(&mut self, Field { key, node, path, .. }: &Field<'_>) {
         let Some(scalar) = node.as_scalar() else { return };
         let takes_number = matches!(key.kind, ValueKind::Count(..) | ValueKind::Overshoot);
         let takes_value = takes_number
@@ -153,6 +154,7 @@ impl DocumentReader<'_> {
                 key.kind,
                 ValueKind::Flag
                     | ValueKind::Duration
+                    | ValueKind::WholeSeconds
                     | ValueKind::DurationOrTable(_)
                     | ValueKind::Choice(_)
                     | ValueKind::Percentage
@@ -183,7 +185,7 @@ impl DocumentReader<'_> {
             }
             _ => return,
         };
-        self.report_warning(node.at, &field_path.with_key(name), message, hint);
+        self.report_warning(node.at, path, message, hint);
     }
 
     /// Returns the key of that name, or reports it as unknown.
@@ -226,22 +228,22 @@ impl DocumentReader<'_> {
     }
 
     /// Reports a known key in a section to which it does not belong.
-    fn report_misplaced_key(&mut self, field: Field<'_, '_>, section: Section, field_path: &FieldPath<'_>) {
-        let Field { key, at, .. } = field;
-        let field_path = field_path.with_key(key.name);
+    fn report_misplaced_key(&mut self, field: &Field<'_>, section: Section) {
+        let Field { key, at, path, .. } = *field;
         let message = format!("`{}` does not belong in {}", key.name, section.message_phrase());
-        let belongs = key.sections.iter().map(|section| section.message_phrase()).collect::<Vec<_>>().join(" or ");
+        let sections = key.sections_of_name(section);
+        let belongs = sections.iter().map(|section| section.message_phrase()).collect::<Vec<_>>().join(" or ");
         if section == Section::Limit && key.name == "unlimited" {
             self.report_error(
                 at,
-                &field_path,
+                &path,
                 "`unlimited` in a list of limits",
                 "write `rate_limit: {unlimited: true}` alone",
             );
         } else if key.peer && section.is_of_rule_files() {
-            self.report_warning(at, &field_path, message, format!("it is ignored; it belongs in {belongs}"));
+            self.report_warning(at, &path, message, format!("it is ignored; it belongs in {belongs}"));
         } else {
-            self.report_error(at, &field_path, message, format!("it belongs in {belongs}"));
+            self.report_error(at, &path, message, format!("it belongs in {belongs}"));
         }
     }
 

@@ -2,10 +2,11 @@
 //!
 //! Decides: how many operators a `match` may have: one.
 
-use super::fields::{DocumentReader, Field, FieldPath};
+use super::fields::{DocumentReader, Field};
+use super::keys::{KeyValue, OptionalValue, SectionKeys as _, rule_keys};
 use crate::rules::key_table::{Section, ValueKind};
 use crate::rules::rule::EntryOrder;
-use crate::rules::yaml::{Spanned, YamlContent, YamlNode};
+use crate::rules::yaml::{Spanned, YamlContent};
 
 /// Value of `match`.
 #[derive(Clone, Debug)]
@@ -36,91 +37,116 @@ pub enum SetSpec {
     File(Spanned<String>),
 }
 
-/// Value of `matching`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct MatchingSpec {
-    /// `order`.
-    pub order: EntryOrder,
-    /// `backtrack`.
-    pub backtrack: bool,
+rule_keys! {
+    /// Value of `matching`.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct MatchingSpec of [Matching] {
+        tollkeeper "order" order: EntryOrder = "as_written",
+            "as_written: entries must come in the order of the rules. any: in any order they match the same rule and counter.";
+        tollkeeper "backtrack" backtrack: bool = "false",
+            "If a better match has no rule for the entries after it, the next match is tried.";
+    }
+}
+
+rule_keys! {
+    /// Value of `match`, or of the `not` in it.
+    #[derive(Clone, Debug, Default)]
+    pub struct MatchKeys of [Match, Negation] {
+        tollkeeper "in" values: Option<Spanned<SetSpec>>, "The value is one of these, or of the lines of a file.";
+        tollkeeper "cidr" networks: Option<Spanned<SetSpec>>,
+            "The value is the text of an address in one of these networks, or of the lines of a file.";
+        tollkeeper "regex" expression: Option<Spanned<Spanned<String>>>,
+            "The regular expression matches the whole value, as bytes; `.` is any byte. It takes linear time.";
+        tollkeeper "not" negation in [Match]: Option<Spanned<MatchSpec>> as Table(Section::Negation),
+            "The operator in it does not match.";
+    }
+}
+
+rule_keys! {
+    /// Value of `in` or `cidr`, written as a mapping.
+    #[derive(Clone, Debug, Default)]
+    pub struct MatchSetKeys of [MatchSet] {
+        tollkeeper "file" file: Option<Spanned<Spanned<String>>>,
+            "The name of a .txt or .list file with one entry a line, relative to the directory of the rule file.";
+    }
 }
 
 /// Suggested fix for a `match` without one operator.
 const OPERATOR_HINT: &str = "write one of `in`, `cidr`, `regex`, or `not` around one of them";
 
+/// The first word if it is not written.
+impl KeyValue for EntryOrder {
+    const KIND: ValueKind = ValueKind::Choice(Self::NAMES);
+
+    fn read(reader: &mut DocumentReader<'_>, field: &Field<'_>) -> Self {
+        Option::<Spanned<Self>>::read(reader, field).map(|order| order.value).unwrap_or_default()
+    }
+}
+
+impl OptionalValue for MatchingSpec {
+    const KIND: ValueKind = ValueKind::Table(Section::Matching);
+
+    fn read_value(reader: &mut DocumentReader<'_>, field: &Field<'_>) -> Option<Self> {
+        let mut keys = Self::default();
+        reader.read_section(&mut keys, field.node, Section::Matching, &field.path).then_some(keys)
+    }
+}
+
+/// `None` if it cannot be read, which was reported.
+impl OptionalValue for Option<MatchSpec> {
+    const KIND: ValueKind = ValueKind::Table(Section::Match);
+
+    fn read_value(reader: &mut DocumentReader<'_>, field: &Field<'_>) -> Option<Self> {
+        Some(reader.read_operator(field, Section::Match))
+    }
+}
+
+/// Value of `not`.
+impl OptionalValue for MatchSpec {
+    const KIND: ValueKind = ValueKind::Table(Section::Negation);
+
+    fn read_value(reader: &mut DocumentReader<'_>, field: &Field<'_>) -> Option<Self> {
+        let negated = reader.read_operator(field, Section::Negation)?;
+        Some(Self { negated: true, ..negated })
+    }
+}
+
 impl DocumentReader<'_> {
-    /// Reads a mapping with the keys of `matching`.
-    pub(super) fn read_matching(&mut self, node: &YamlNode<'_>, field_path: &FieldPath<'_>) -> Option<MatchingSpec> {
-        let mut spec = MatchingSpec::default();
-        for field in self.read_fields(node, Section::Matching, "matching", field_path)? {
-            let field_path = field_path.with_key(field.key.name);
-            match field.key.name {
-                "order" => {
-                    let order = self.read_choice(&field, EntryOrder::from_name, &field_path);
-                    spec.order = order.map_or(EntryOrder::default(), |order| order.value);
-                }
-                "backtrack" => spec.backtrack = self.read_bool_or_false(&field, &field_path),
-                _ => {}
-            }
-        }
-        Some(spec)
-    }
-
-    /// Reads a mapping with the keys of `match`.
-    pub(super) fn read_match(&mut self, node: &YamlNode<'_>, field_path: &FieldPath<'_>) -> Option<MatchSpec> {
-        let field = self.read_single_field(node, Section::Match, field_path)?;
-        let field_path = field_path.with_key(field.key.name);
-        if field.key.name != "not" {
-            let operator = self.read_operator(&field, &field_path)?;
-            return Some(MatchSpec { operator, negated: false });
-        }
-        let inner = self.read_single_field(field.node, Section::Negation, &field_path)?;
-        let operator = self.read_operator(&inner, &field_path.with_key(inner.key.name))?;
-        Some(MatchSpec { operator, negated: true })
-    }
-
-    /// Returns the only field of a mapping; reports none, or several.
-    fn read_single_field<'n, 'a>(
-        &mut self,
-        node: &'n YamlNode<'a>,
-        section: Section,
-        field_path: &FieldPath<'_>,
-    ) -> Option<Field<'n, 'a>> {
+    /// Reads the only operator of a mapping; reports none, or several.
+    fn read_operator(&mut self, field: &Field<'_>, section: Section) -> Option<MatchSpec> {
         let errors = self.found.error_count();
-        let fields = self.read_fields(node, section, section.name(), field_path)?;
+        let fields = self.read_fields(field.node, section, &field.path)?;
+        let mut keys = MatchKeys::default();
         match fields.as_slice() {
-            [field] if !field.node.is_null() => Some(*field),
+            [operator] if !operator.node.is_null() => keys.read_key(self, operator),
             // A wrong key was reported.
-            [] if self.found.error_count() > errors => None,
+            [] if self.found.error_count() > errors => {}
             [] | [_] => {
-                self.report_error(node.at, field_path, "no operator", OPERATOR_HINT);
-                None
+                self.report_error(field.node.at, &field.path, "no operator", OPERATOR_HINT);
             }
             [_, second, ..] => {
                 let hint = "give each a descriptor of its own, or nest descriptors";
-                self.report_error(second.at, field_path, format!("{} operators in one `match`", fields.len()), hint);
-                None
+                self.report_error(second.at, &field.path, format!("{} operators in one `match`", fields.len()), hint);
             }
         }
-    }
-
-    fn read_operator(&mut self, field: &Field<'_, '_>, field_path: &FieldPath<'_>) -> Option<OperatorSpec> {
-        match field.key.name {
-            "in" => Some(OperatorSpec::In(self.read_set(field, field_path)?)),
-            "cidr" => Some(OperatorSpec::Cidr(self.read_set(field, field_path)?)),
-            _ => {
-                let expression = self.read_string(field, field_path)?;
-                Some(OperatorSpec::Regex(Spanned { value: expression.value, at: field.node.at }))
-            }
+        if let Some(negation) = keys.negation {
+            return Some(negation.value);
         }
+        let operator = keys.values.map(|set| OperatorSpec::In(set.value));
+        let operator = operator.or(keys.networks.map(|set| OperatorSpec::Cidr(set.value)));
+        let operator = operator.or(keys.expression.map(|expression| OperatorSpec::Regex(expression.value)));
+        Some(MatchSpec { operator: operator?, negated: false })
     }
+}
 
-    fn read_set(&mut self, field: &Field<'_, '_>, field_path: &FieldPath<'_>) -> Option<SetSpec> {
-        debug_assert!(field.key.kind == ValueKind::Set, "a key with a set");
+impl OptionalValue for SetSpec {
+    const KIND: ValueKind = ValueKind::Set;
+
+    fn read_value(reader: &mut DocumentReader<'_>, field: &Field<'_>) -> Option<Self> {
         match &field.node.content {
             YamlContent::List(list) => {
                 let mut elements = Vec::with_capacity(list.len());
-                let errors = self.found.error_count();
+                let errors = reader.found.error_count();
                 for (index, node) in list.iter().enumerate() {
                     match node.as_scalar() {
                         Some(scalar) if !scalar.is_null() => {
@@ -129,22 +155,21 @@ impl DocumentReader<'_> {
                         _ => {
                             let hint = "write text here; \"\" is the empty text";
                             let message = "an element that is not text";
-                            self.report_error(node.at, &field_path.with_index(index), message, hint);
+                            reader.report_error(node.at, &field.path.with_index(index), message, hint);
                         }
                     }
                 }
-                let is_whole = self.found.error_count() == errors;
-                is_whole.then_some(SetSpec::List(Spanned { value: elements, at: field.at }))
+                let is_whole = reader.found.error_count() == errors;
+                is_whole.then_some(Self::List(Spanned { value: elements, at: field.at }))
             }
             YamlContent::Map(_) => {
-                let fields = self.read_fields(field.node, Section::MatchSet, "match_set", field_path)?;
-                let file = fields.first()?;
-                let name = self.read_string(file, &field_path.with_key(file.key.name))?;
-                Some(SetSpec::File(Spanned { value: name.value, at: file.node.at }))
+                let mut keys = MatchSetKeys::default();
+                reader.read_section(&mut keys, field.node, Section::MatchSet, &field.path);
+                Some(Self::File(keys.file?.value))
             }
             YamlContent::Scalar(_) => {
                 let hint = "write a list such as [a, b], or {file: NAME.txt}";
-                self.report_error(field.node.at, field_path, format!("`{}` is not a list", field.key.name), hint);
+                reader.report_error(field.node.at, &field.path, format!("`{}` is not a list", field.key.name), hint);
                 None
             }
         }

@@ -192,7 +192,7 @@ fn convert_descriptor(index: usize, fields: PartlyDecodedDescriptor) -> Descript
         shadow_mode: fields.shadow_mode,
         quota_mode: fields.quota_mode,
         detailed_metric: fields.detailed_metric,
-        metadata: fields.metadata.map(struct_to_json),
+        metadata: fields.metadata.map(|metadata| with_unknown_position(struct_to_json(metadata))),
         ..DescriptorSpec::default()
     }
 }
@@ -200,7 +200,7 @@ fn convert_descriptor(index: usize, fields: PartlyDecodedDescriptor) -> Descript
 fn convert_policy(policy: RateLimitPolicy) -> RateLimitEntry {
     RateLimitEntry {
         unit: Some(with_unknown_position(unit_name(policy.unit))),
-        requests_per_unit: with_unknown_position(policy.requests_per_unit),
+        requests_per_unit: Some(with_unknown_position(policy.requests_per_unit)),
         unlimited: policy.unlimited,
         name: with_unknown_position(policy.name),
         replaces: policy.replaces.into_iter().map(|replaced| with_unknown_position(replaced.name)).collect(),
