@@ -196,13 +196,13 @@ impl<'o> Compiler<'o> {
             return Vec::new();
         };
         self.descriptors_left = left;
-        let mut reader = DocumentReader { file, found: &mut self.found };
+        let mut reader = DocumentReader::new(file, &mut self.found);
         roots.iter().filter_map(|root| read::read_document(&mut reader, root)).map(named).collect()
     }
 
     /// Registers the domain of a document, with defaults, plans and tables; returns the document's descriptors.
     fn register_domain_of_document(&mut self, NamedDocument { file, document }: NamedDocument) -> DocumentDescriptors {
-        let mut reader = DocumentReader { file: &file, found: &mut self.found };
+        let mut reader = DocumentReader::new(&file, &mut self.found);
         let name = document.domain.unwrap_or(Spanned { value: String::new(), at: document.at });
         if name.value.is_empty() && !document.unreadable {
             let message = "config file cannot have empty domain";
@@ -210,7 +210,7 @@ impl<'o> Compiler<'o> {
         }
         let domain = self.find_or_add_domain(name, &file);
         if let Some(Spanned { value: keys, at }) = document.defaults {
-            let mut reader = DocumentReader { file: &file, found: &mut self.found };
+            let mut reader = DocumentReader::new(&file, &mut self.found);
             let field_path = FieldPath::ROOT.with_key("defaults");
             check_defaults(&mut reader, &keys, &field_path);
             if self.options.memcache {
@@ -220,10 +220,10 @@ impl<'o> Compiler<'o> {
             self.domains[domain].set_or_check_defaults(&mut reader, defaults);
         }
         if let Some(Spanned { value: spec, at }) = document.matching {
-            let mut reader = DocumentReader { file: &file, found: &mut self.found };
+            let mut reader = DocumentReader::new(&file, &mut self.found);
             self.domains[domain].set_or_check_matching(&mut reader, spec, source_location(&file, at));
         }
-        let mut reader = DocumentReader { file: &file, found: &mut self.found };
+        let mut reader = DocumentReader::new(&file, &mut self.found);
         self.domains[domain].add_plans(&mut reader, document.plans);
         self.domains[domain].add_tables(&mut reader, document.tables, self.options.memcache);
         DocumentDescriptors { file, domain, descriptors: document.descriptors }
@@ -240,7 +240,7 @@ impl<'o> Compiler<'o> {
                 work: &self.work,
             };
             for written in &builder.written_plans {
-                let mut reader = DocumentReader { file: &written.file, found: &mut self.found };
+                let mut reader = DocumentReader::new(&written.file, &mut self.found);
                 let (plans, none) = (FieldPath::ROOT.with_key("plans"), PlansAndTables { plans: &[], tables: &[] });
                 let plan = &written.plan;
                 let mut compiler =
@@ -263,7 +263,7 @@ impl<'o> Compiler<'o> {
             caller_timeout_us: self.options.caller_timeouts_us.get(&**name).copied(),
             work: &self.work,
         };
-        let mut reader = DocumentReader { file: &file, found: &mut self.found };
+        let mut reader = DocumentReader::new(&file, &mut self.found);
         let plan_scope = PlansAndTables { plans, tables };
         let mut compiler = DescriptorCompiler { reader: &mut reader, scope: &scope, plan_scope, path_keys: Vec::new() };
         compiler.compile_level(&mut SiblingNodes { parent: name, nodes, siblings }, descriptors, &FieldPath::ROOT);
@@ -278,7 +278,7 @@ impl<'o> Compiler<'o> {
                 let first = &self.domains[*known.get()].location;
                 let message = format!("duplicate domain '{}' in config file", escape_for_message(&domain.value));
                 let hint = format!("it is in {first} already; rename one, or merge them (MERGE_DOMAIN_CONFIG=true)");
-                DocumentReader { file, found: &mut self.found }.report_error(
+                DocumentReader::new(file, &mut self.found).report_error(
                     domain.at,
                     &FieldPath::ROOT.with_key("domain"),
                     message,

@@ -12,6 +12,7 @@ pub mod keys;
 pub mod defaults;
 pub mod matching;
 pub mod times;
+pub mod defaults_file;
 pub mod read;
 
 use std::sync::Arc;

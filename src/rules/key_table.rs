@@ -1,21 +1,15 @@
-//! Sections of a rule file, types of values, and the keys of all sections.
+//! What is said of a key of a rule file: its sections, the type of its value, default and description.
 //!
-//! A key is declared once, in [`rule_keys!`](crate::rules::document::keys::rule_keys): name, type, default and
-//! description. The reader, the JSON Schema and the messages about unknown and misplaced keys follow from that row, and
-//! tests compare `config/reference.yaml` with it. In a wrong section, a key of envoyproxy/ratelimit (`peer`) is ignored.
+//! The keys are declared in `document`. The reader, the JSON Schema and the messages about unknown and misplaced keys
+//! follow from the rows, and tests compare `config/reference.yaml` with them.
 //!
-//! Decides: largest numbers (`epoch`, `over_limit_body`); `did you mean`.
+//! Decides: largest numbers (`epoch`, `over_limit_body`).
 
 use Section::{
     Active, Ban, Defaults, DefaultsFile, Descriptor, DomainDefaults, Limit, Match, MatchSet, Matching, Negation, Plan,
     RateLimit, Replaces, ReservationPolicy, Root, Window,
 };
 
-use super::document::defaults::DefaultableKeys;
-use super::document::matching::{MatchKeys, MatchSetKeys, MatchingSpec};
-use super::document::times::{ActiveKeys, BanKeys, ReservationKeys, WindowKeys};
-use super::document::{DescriptorSpec, Document, PlanChoiceSpec, RateLimitEntry, ReplacesKeys, TableSpec};
-use super::rule_defaults::DefaultsFileKeys;
 use crate::base::named_enum::named_enum;
 
 named_enum! {
@@ -199,62 +193,9 @@ pub const MAX_EPOCH: u64 = 1 << 53;
 /// Maximum length of `over_limit_body`, in bytes.
 pub const MAX_OVER_LIMIT_BODY_BYTES: usize = 64 * 1024;
 
-/// Returns the keys of all sections.
-pub fn rule_file_keys() -> impl Iterator<Item = &'static RuleFileKey> {
-    let tables: [&'static [RuleFileKey]; 15] = [
-        Document::KEYS,
-        DefaultableKeys::KEYS,
-        MatchingSpec::KEYS,
-        DescriptorSpec::KEYS,
-        MatchKeys::KEYS,
-        MatchSetKeys::KEYS,
-        RateLimitEntry::KEYS,
-        ReplacesKeys::KEYS,
-        WindowKeys::KEYS,
-        BanKeys::KEYS,
-        ReservationKeys::KEYS,
-        ActiveKeys::KEYS,
-        PlanChoiceSpec::KEYS,
-        TableSpec::KEYS,
-        DefaultsFileKeys::KEYS,
-    ];
-    tables.into_iter().flatten()
-}
-
 impl RuleFileKey {
     /// Returns `true` if the key can be written in `section`.
     pub fn belongs_in(&self, section: Section) -> bool {
         self.sections.contains(&section)
     }
-
-    /// Returns the sections in which a key of this name can be written, outermost first; only those of the same kind
-    /// of file as `section`, if there are any.
-    pub(crate) fn sections_of_name(&self, section: Section) -> Vec<Section> {
-        let has_key = |at: &Section| rule_file_keys().any(|key| key.name == self.name && key.belongs_in(*at));
-        let all: Vec<Section> = Section::ALL.into_iter().filter(has_key).collect();
-        let same_file = |at: &Section| at.is_of_rule_files() == section.is_of_rule_files();
-        if all.iter().any(same_file) { all.into_iter().filter(same_file).collect() } else { all }
-    }
-}
-
-/// Returns the key of that name that belongs in `section`, else that of another section.
-pub fn find_rule_file_key(name: &str, section: Section) -> Option<&'static RuleFileKey> {
-    let mut named = rule_file_keys().filter(|key| key.name == name);
-    let first = named.next()?;
-    Some(if first.belongs_in(section) { first } else { named.find(|key| key.belongs_in(section)).unwrap_or(first) })
-}
-
-/// Returns the key of `section` that is most similar to `name`, if one is similar enough.
-pub(crate) fn nearest_rule_file_key(name: &str, section: Section) -> Option<&'static str> {
-    // Bounded, because a comparison takes time proportional to the length.
-    if name.len() > 40 {
-        return None;
-    }
-    let lower = name.to_ascii_lowercase().replace('-', "_");
-    rule_file_keys()
-        .filter(|key| key.belongs_in(section))
-        .map(|key| (strsim::normalized_damerau_levenshtein(&lower, key.name), key.name))
-        .filter(|(likeness, _)| *likeness >= 0.6)
-        .max_by(|a, b| a.0.total_cmp(&b.0))
-        .map(|(_, name)| name)
 }

@@ -9,19 +9,16 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::diagnostic::{Diagnostics, escape_for_message};
-use super::document::defaults::{DefaultableKeys, check_defaults};
-use super::document::fields::{DocumentReader, Field, FieldPath};
-use super::document::keys::{KeyValue, OptionalValue, rule_keys};
-use super::key_table::{Section, ValueKind};
-use super::yaml::{DocumentSelection, Position, Spanned, YamlContent, YamlNode, parse, text};
+use super::diagnostic::Diagnostics;
+use super::document::defaults::DefaultableKeys;
+use super::document::defaults_file::{ALL_DOMAINS, DefaultsFileKeys, DomainDefaults};
+use super::document::fields::{DocumentReader, FieldPath};
+use super::key_table::Section;
+use super::yaml::{DocumentSelection, Position, parse, text};
 use crate::limit::period::Unit;
 
 /// Maximum size of the file, in bytes.
 pub const MAX_DEFAULTS_FILE_BYTES: usize = 1 << 20;
-
-/// Name that stands for all domains.
-const ALL_DOMAINS: &str = "*";
 
 /// Defaults by domain and unit.
 #[derive(Clone, Debug, Default)]
@@ -30,32 +27,6 @@ pub struct RuleDefaults {
     /// Text of the file; `None` without one.
     text: Option<Arc<[u8]>>,
     domains: HashMap<String, DomainDefaults>,
-}
-
-rule_keys! {
-    /// Defaults of one domain, or of all.
-    #[derive(Clone, Debug, Default)]
-    pub struct DomainDefaults of [DomainDefaults] {
-        tollkeeper "by_unit" by_unit: Vec<UnitDefaults>,
-            "Defaults for limits of a unit, by its name; they take precedence over those of the domain.";
-    }
-    and keys: DefaultableKeys;
-}
-
-rule_keys! {
-    /// The file itself.
-    #[derive(Clone, Debug, Default)]
-    pub struct DefaultsFileKeys of [DefaultsFile] {
-        tollkeeper "defaults" domains: Option<Spanned<HashMap<String, DomainDefaults>>>,
-            "Defaults by domain; `*` stands for all domains.";
-    }
-}
-
-/// Defaults for limits of a unit.
-#[derive(Clone, Debug)]
-pub struct UnitDefaults {
-    unit: Unit,
-    keys: DefaultableKeys,
 }
 
 /// Layers of defaults that apply to a domain, in the order of their precedence.
@@ -73,7 +44,7 @@ impl RuleDefaults {
     /// Every problem, if at least one is an error.
     pub fn parse_file(file: &Arc<str>, bytes: &[u8]) -> Result<(Self, Diagnostics), Diagnostics> {
         let mut found = Diagnostics::default();
-        let domains = parse_defaults_text(&mut DocumentReader { file, found: &mut found }, bytes).unwrap_or_default();
+        let domains = parse_defaults_text(&mut DocumentReader::new(file, &mut found), bytes).unwrap_or_default();
         if found.has_errors() {
             return Err(found);
         }
@@ -156,76 +127,4 @@ fn parse_defaults_text(reader: &mut DocumentReader<'_>, bytes: &[u8]) -> Option<
         reader.report_error(root.map_or(start, |root| root.at), &FieldPath::ROOT, "there are no `defaults`", hint);
     }
     Some(read.domains?.value)
-}
-
-/// Defaults by domain.
-impl OptionalValue for HashMap<String, DomainDefaults> {
-    const KIND: ValueKind = ValueKind::Free;
-
-    fn read_value(reader: &mut DocumentReader<'_>, field: &Field<'_>) -> Option<Self> {
-        let mut domains = Self::new();
-        for (name, node) in reader.read_named_entries(field)? {
-            let field_path = field.path.with_key(&name.value);
-            if name.value.is_empty() || (name.value.contains('*') && name.value != ALL_DOMAINS) {
-                let message = format!("'{}' is not the name of a domain", escape_for_message(&name.value));
-                reader.report_error(name.at, &field_path, message, "write a whole name, or \"*\" for all domains");
-            }
-            let mut defaults = DomainDefaults::default();
-            if !node.is_null() && reader.read_section(&mut defaults, node, Section::DomainDefaults, &field_path) {
-                check_defaults(reader, &defaults.keys, &field_path);
-            }
-            domains.insert(name.value, defaults);
-        }
-        Some(domains)
-    }
-}
-
-/// Defaults by unit.
-impl KeyValue for Vec<UnitDefaults> {
-    const KIND: ValueKind = ValueKind::Free;
-
-    fn read(reader: &mut DocumentReader<'_>, field: &Field<'_>) -> Self {
-        let mut read = Self::new();
-        for (name, node) in reader.read_named_entries(field).unwrap_or_default() {
-            let field_path = field.path.with_key(&name.value);
-            let Some(unit) = Unit::from_name(&name.value) else {
-                let message = format!("invalid rate limit unit '{}'", escape_for_message(&name.value));
-                let hint = format!("write one of {}", Unit::ALL.map(Unit::name).join(", "));
-                reader.report_error(name.at, &field_path, message, hint);
-                continue;
-            };
-            if read.iter().any(|of_unit| of_unit.unit == unit) {
-                let message = format!("the unit {} is written twice", unit.name());
-                reader.report_error(name.at, &field_path, message, "remove one");
-            }
-            let mut keys = DefaultableKeys::default();
-            if !node.is_null() && reader.read_section(&mut keys, node, Section::Defaults, &field_path) {
-                check_defaults(reader, &keys, &field_path);
-                read.push(UnitDefaults { unit, keys });
-            }
-        }
-        read
-    }
-}
-
-impl DocumentReader<'_> {
-    /// Returns the entries of a mapping with free names; none for null.
-    fn read_named_entries<'n>(&mut self, field: &Field<'n>) -> Option<Vec<(Spanned<String>, &'n YamlNode<'n>)>> {
-        let map = match &field.node.content {
-            YamlContent::Map(map) => map,
-            _ if field.node.is_null() => return Some(Vec::new()),
-            _ => {
-                self.report_wrong_type(field.node, "defaults", "write a mapping here", &field.path);
-                return None;
-            }
-        };
-        let mut entries = Vec::with_capacity(map.len());
-        for (name, node) in map.iter() {
-            match name.as_scalar() {
-                Some(scalar) => entries.push((Spanned { value: scalar.text().to_owned(), at: name.at }, node)),
-                None => self.report_error(name.at, &field.path, "a name that is not text", "write a name here"),
-            }
-        }
-        Some(entries)
-    }
 }

@@ -9,7 +9,8 @@
 use serde_json::{Map, Value, json};
 
 use crate::limit::period::Unit;
-use crate::rules::key_table::{RuleFileKey, Section, ValueKind, rule_file_keys};
+use crate::rules::document::read::rule_file_keys;
+use crate::rules::key_table::{RuleFileKey, Section, ValueKind};
 
 /// Returns the schema of a rule file, draft 2020-12.
 pub fn rule_file_schema() -> Value {

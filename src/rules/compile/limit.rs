@@ -16,14 +16,14 @@
 use std::sync::Arc;
 
 use super::limit_defaults::{
-    CompiledLimitEntry, DEFAULT_CONCURRENT_MAX_DURATION_US, DomainSettings, fill_in_limit_defaults, has_same_counter,
+    CompiledLimitEntry, DEFAULT_CONCURRENT_MAX_DURATION_US, DomainSettings, LimitKeys, has_same_counter,
 };
 use super::options::CompileOptions;
 use super::{limit_defaults, lints, memcache};
 use crate::limit::active::ActiveTimes;
 use crate::limit::algorithm::Algorithm;
 use crate::limit::period::{Period, Unit};
-use crate::limit::{Consistency, Limit, LimitError, LimitSpec, Overshoot, Scope, StoreFailurePolicy};
+use crate::limit::{Consistency, Limit, LimitError, LimitSpec, Overshoot, StoreFailurePolicy};
 use crate::rules::diagnostic::escape_for_message;
 use crate::rules::document::defaults::DefaultableKeys;
 use crate::rules::document::fields::{DocumentReader, FieldPath};
@@ -153,19 +153,19 @@ pub(super) fn compile_limits(
         let candidate = deciding > 0 && is_candidate_if_in_list(one);
         // The only deciding limit, and each candidate, count as the only limit of the rule.
         let sole = candidate || written.len() == 1 || deciding == 1;
-        let Some(limit) = compile_limit(reader, one, sole, scope, &field_path) else { continue };
+        let Some((limit, keys)) = compile_limit(reader, one, sole, scope, &field_path) else { continue };
         let limit = RuleLimit {
             limit,
             name: one.name.value.clone(),
             shadow: descriptor.shadow_mode || one.shadow_mode,
             quota: !candidate && (descriptor.quota_mode || one.quota_mode),
             candidate,
-            epoch: one.defaultable.epoch.or(scope.rule_file_defaults().epoch).map_or(0, |spanned| spanned.value),
+            epoch: keys.epoch(),
             replaces: one.replaces.iter().map(|name| name.value.clone()).collect(),
             active: one.active.map(|active| ActiveTimes::new(active.value)),
             left_out_defaults: Vec::new(),
         };
-        let entry = CompiledLimitEntry { limit, written: one, sole };
+        let entry = CompiledLimitEntry { limit, written: one, keys };
         check_against_other_limits(reader, &entry, &compiled, &field_path);
         compiled.push(entry);
     }
@@ -245,13 +245,13 @@ fn check_against_other_limits(
 /// Maximum number of limits of one descriptor.
 const MAX_LIMITS_PER_DESCRIPTOR: usize = 16;
 
-fn compile_limit(
+fn compile_limit<'w>(
     reader: &mut DocumentReader<'_>,
-    written: &RateLimitEntry,
+    written: &'w RateLimitEntry,
     sole: bool,
-    scope: &DomainSettings<'_>,
+    scope: &DomainSettings<'w>,
     field_path: &FieldPath<'_>,
-) -> Option<Limit> {
+) -> Option<(Limit, LimitKeys<'w>)> {
     let period = match written.concurrent {
         None => compile_period(reader, written, field_path),
         Some(_) => Period::from_micros(
@@ -260,32 +260,38 @@ fn compile_limit(
     };
     check_concurrent_keys(reader, written, scope, field_path);
     let period = if written.unreadable { period? } else { period.unwrap_or(Period::new(Unit::Second, 1)?) };
-    let mut spec = fill_in_limit_defaults(written, period, sole, scope.rule_file_defaults(), scope.options);
-    check_overshoot(reader, written, &spec, field_path);
-    check_global_scope_keys(reader, written, &spec, field_path);
-    check_reservation_estimate(reader, written, &spec, field_path);
     if scope.options.memcache {
         memcache::report_unsupported_keys(reader, &written.defaultable, field_path);
         memcache::report_unsupported_ban(reader, written.ban.map(|ban| ban.at), field_path);
         memcache::report_unsupported_reservations(reader, written.reservations.map(|spanned| spanned.at), field_path);
     }
-    loop {
-        match Limit::new(&spec) {
-            Ok(limit) => return Some(limit),
-            // Without regions the scope has no effect, however small the limit is.
-            Err(LimitError::ReserveTooSmall { .. }) if scope.options.regions.is_none() => {
-                lints::warn_about_global_scope_without_regions(reader, written, field_path);
-                spec.scope = Some(Scope::Region);
-            }
-            Err(error) => {
-                report_limit_error(reader, written, error, field_path);
-                // Clear the reported key, to find further errors.
-                if !clear_faulty_key(&mut spec, error) {
-                    return None;
-                }
-            }
+    let mut keys = LimitKeys::new(written, period, sole, scope);
+    // Defaults are added to a limit without contradictions.
+    while let Err(error) = Limit::new(&keys.to_spec())
+        && !matches!(error, LimitError::ReserveTooSmall { .. })
+    {
+        report_limit_error(reader, written, error, field_path);
+        // Clear the reported key, to find further errors.
+        if !keys.clear_key(error.rule_file_key()) {
+            return None;
         }
     }
+    keys.add_rule_file_defaults(scope.rule_file_defaults());
+    let spec = keys.to_spec();
+    check_overshoot(reader, written, &spec, field_path);
+    check_global_scope_keys(reader, written, &spec, field_path);
+    check_reservation_estimate(reader, written, &spec, field_path);
+    let limit = Limit::new(&spec).or_else(|error| {
+        let has_no_regions = scope.options.regions.is_none();
+        if has_no_regions && matches!(error, LimitError::ReserveTooSmall { .. }) {
+            lints::warn_about_global_scope_without_regions(reader, written, field_path);
+        } else {
+            report_limit_error(reader, written, error, field_path);
+            keys.clear_key(error.rule_file_key());
+        }
+        keys.build(has_no_regions)
+    });
+    Some((limit.ok()?, keys))
 }
 
 /// Reports keys that contradict `concurrent`, or need it.
@@ -453,20 +459,4 @@ fn report_limit_error(
     };
     let at = written.key_position(error.rule_file_key()).unwrap_or(written.at);
     reader.report_error(at, &field_path.with_key(error.rule_file_key()), error.to_string(), hint);
-}
-
-/// Clears the key at fault; returns `false` if it cannot be cleared.
-fn clear_faulty_key(spec: &mut LimitSpec, error: LimitError) -> bool {
-    match error.rule_file_key() {
-        "bucket_size" => spec.bucket_size.take().is_some(),
-        "queue_size" => spec.queue_size.take().is_some(),
-        "max_wait" => spec.max_wait_us.take().is_some(),
-        "window" => spec.window.take().is_some(),
-        "ban" => spec.ban.take().is_some(),
-        "reservations" => spec.reservations.take().is_some(),
-        "count_rejected" => spec.count_rejected.take().is_some(),
-        "consistency" => spec.consistency.take().is_some(),
-        "scope" => spec.scope.take().is_some(),
-        _ => false,
-    }
 }

@@ -8,16 +8,16 @@
 //! Decides: which default of a limit wins: the rule, its domain, `TOLLKEEPER_RULE_DEFAULTS`, the environment.
 //! Decides: which algorithm and values a limit has if none is named.
 
+use std::borrow::Cow;
 use std::cell::RefCell;
 use std::num::NonZeroU16;
 
 use super::match_pattern::ExpressionWork;
 use super::memcache;
 use super::options::CompileOptions;
-use crate::limit::algorithm::{Algorithm, AlgorithmProperties, CapacityRuleKey, DelayPolicy, RejectedHitsPolicy};
-use crate::limit::period::{Period, Unit};
-use crate::limit::window::WindowSpec;
-use crate::limit::{Consistency, GlobalScope, Limit, LimitSpec, Overshoot, Scope};
+use crate::limit::algorithm::{Algorithm, CapacityRuleKey, DelayPolicy, RejectedHitsPolicy};
+use crate::limit::period::Period;
+use crate::limit::{Consistency, GlobalScope, Limit, LimitError, LimitSpec, Overshoot, Scope};
 use crate::rules::document::RateLimitEntry;
 use crate::rules::document::defaults::{DefaultableKey, DefaultableKeys};
 use crate::rules::document::fields::{DocumentReader, FieldPath};
@@ -50,12 +50,11 @@ impl<'s> DomainSettings<'s> {
     }
 }
 
-/// A limit with the entry that it was compiled from.
+/// A limit with the keys that it was compiled from.
 pub(super) struct CompiledLimitEntry<'w> {
     pub(super) limit: RuleLimit,
     pub(super) written: &'w RateLimitEntry,
-    /// The only limit of the descriptor that decides, or a candidate.
-    pub(super) sole: bool,
+    pub(super) keys: LimitKeys<'w>,
 }
 
 /// `max_duration` of a concurrent limit that has none, in microseconds: 1 h.
@@ -72,107 +71,147 @@ pub(super) fn has_same_counter(one: &Limit, other: &Limit) -> bool {
         && one.calendar_windows() == other.calendar_windows()
 }
 
-/// Completes a limit. Defaults that do not apply to its other keys are left out.
-pub(super) fn fill_in_limit_defaults(
-    written: &RateLimitEntry,
+/// The keys of a limit: its own, and the defaults that it has.
+///
+/// [`Limit::new`] is the judge of what can stand together: a default is tried, and kept if the limit is valid with it.
+pub(super) struct LimitKeys<'w> {
+    /// The limit as written, without keys that were reported.
+    written: Cow<'w, RateLimitEntry>,
+    /// Accepted defaults, for keys that are not written. One that does not apply to the algorithm has no effect.
+    defaults: DefaultableKeys,
     period: Period,
     sole: bool,
-    defaults: &DefaultableKeys,
-    options: &CompileOptions,
-) -> LimitSpec {
-    if written.concurrent.is_some() {
-        return complete_concurrent_spec(written, period, sole, defaults, options);
-    }
-    let own = &written.defaultable;
-    let algorithm = own.algorithm.or(defaults.algorithm).map(without_position).unwrap_or_default();
-    let properties = algorithm.properties();
-    let (own_wait, own_rejected) = (own.max_wait_us.map(without_position), own.count_rejected.map(without_position));
-    let can_be_eventual = can_default_be_eventual(written, properties);
-    let consistency = own.consistency.or(defaults.consistency.filter(|_| can_be_eventual)).map(without_position);
-    let eventual = consistency == Some(ConsistencyWord::Eventual);
-    let can_wait = match properties.delay {
-        DelayPolicy::Never => false,
-        DelayPolicy::IfMaxWait => !eventual,
-        DelayPolicy::UntilDeadline => true,
-    };
-    let can_count_rejected = properties.rejected_hits != RejectedHitsPolicy::NeverCounted && !eventual;
-    let (overshoot, window) =
-        (resolve_overshoot(written, defaults), resolve_calendar_window(own, defaults, algorithm, period));
-    let keys = GlobalScopeInputs {
-        algorithm,
-        period,
-        overshoot,
-        has_window: window.is_some(),
-        has_ban: written.ban.is_some(),
-        has_reservations: written.reservations.is_some(),
-    };
-    let scope = resolve_global_scope(own, defaults, keys, options);
-    let is_global = scope.is_some();
-    let can_wait = can_wait && !(is_global && properties.delay == DelayPolicy::IfMaxWait);
-    let can_count_rejected = can_count_rejected && !is_global && written.reservations.is_none();
-    let default_queue =
-        defaults.queue_size.map(without_position).filter(|_| properties.capacity == CapacityRuleKey::QueueSize);
-    let default_rejected =
-        defaults.count_rejected.map(without_position).filter(|counted| !counted || can_count_rejected);
-    LimitSpec {
-        bucket_size: written.bucket_size.map(without_position),
-        queue_size: own.queue_size.map(without_position).or(default_queue),
-        max_wait_us: own_wait.or(defaults.max_wait_us.map(without_position).filter(|_| can_wait)),
-        count_rejected: own_rejected.or(default_rejected),
-        consistency: eventual.then(|| Consistency::Eventual(overshoot.unwrap_or(Overshoot::DEFAULT))),
-        on_store_error: Some(
-            own.on_store_error.or(defaults.on_store_error).map_or(options.on_store_error, |spanned| spanned.value),
-        ),
-        sole,
-        scope,
-        calendar_months: options.calendar_months,
-        window,
-        ban: written.ban.map(without_position),
-        reservations: written.reservations.map(without_position),
-        log_max: options.log_max,
-        ..LimitSpec::new(algorithm, written.requests(), period)
-    }
+    options: &'w CompileOptions,
 }
 
-/// Returns true if a default consistency `eventual` agrees with the limit's own keys.
-fn can_default_be_eventual(written: &RateLimitEntry, properties: AlgorithmProperties) -> bool {
-    let DefaultableKeys { max_wait_us, count_rejected, .. } = &written.defaultable;
-    written.ban.is_none()
-        && written.reservations.is_none()
-        && properties.can_be_eventual()
-        && max_wait_us.map_or(0, without_position) == 0
-        && count_rejected.map(without_position) != Some(true)
-}
+impl<'w> LimitKeys<'w> {
+    /// Keys of a limit without defaults, but for those that may contradict its own keys and so make it invalid:
+    /// `algorithm` of the rule file.
+    pub(super) fn new(written: &'w RateLimitEntry, period: Period, sole: bool, scope: &DomainSettings<'w>) -> Self {
+        let defaults = DefaultableKeys { algorithm: scope.rule_file_defaults().algorithm, ..DefaultableKeys::NONE };
+        Self { written: Cow::Borrowed(written), defaults, period, sole, options: scope.options }
+    }
 
-/// Completes a limit of requests at once; `period` is its `max_duration`. Of the defaults, `on_store_error`
-/// and `epoch` apply.
-fn complete_concurrent_spec(
-    written: &RateLimitEntry,
-    period: Period,
-    sole: bool,
-    defaults: &DefaultableKeys,
-    options: &CompileOptions,
-) -> LimitSpec {
-    let own = &written.defaultable;
-    // Refused, with the reason.
-    let is_global = own.scope.is_some_and(|scope| scope.value == ScopeWord::Global);
-    let is_eventual = own.consistency.is_some_and(|consistency| consistency.value == ConsistencyWord::Eventual);
-    LimitSpec {
-        bucket_size: written.bucket_size.map(without_position),
-        queue_size: own.queue_size.map(without_position),
-        max_wait_us: own.max_wait_us.map(without_position),
-        count_rejected: own.count_rejected.map(without_position),
-        consistency: is_eventual.then_some(Consistency::Eventual(Overshoot::DEFAULT)),
-        scope: is_global.then(|| Scope::Global(GlobalScope::new(options.regions.unwrap_or(ASSUMED_REGION_COUNT)))),
-        on_store_error: Some(
-            own.on_store_error.or(defaults.on_store_error).map_or(options.on_store_error, |spanned| spanned.value),
-        ),
-        sole,
-        window: own.window.map(without_position),
-        ban: written.ban.map(without_position),
-        reservations: written.reservations.map(without_position),
-        log_max: options.log_max,
-        ..LimitSpec::new(Algorithm::Concurrent, written.concurrent.map_or(0, without_position), period)
+    /// `epoch` of the limit.
+    pub(super) fn epoch(&self) -> u64 {
+        self.written.defaultable.epoch.or(self.defaults.epoch).map_or(0, |epoch| epoch.value)
+    }
+
+    /// Returns the limit with these keys. `any_reserve`: a global limit that is too small for its reserve becomes one of
+    /// its region, as `scope: global` has no effect without regions.
+    ///
+    /// # Errors
+    /// Keys contradict each other, or the limit is too small or too large for them.
+    pub(super) fn build(&self, any_reserve: bool) -> Result<Limit, LimitError> {
+        let spec = self.to_spec();
+        match Limit::new(&spec) {
+            Err(LimitError::ReserveTooSmall { .. }) if any_reserve => {
+                Limit::new(&LimitSpec { scope: Some(Scope::Region), ..spec })
+            }
+            result => result,
+        }
+    }
+
+    /// Adds the defaults of the rule file that the limit can have; skips those that contradict its other keys. A limit
+    /// that is too small or too large for its defaults stays so, for the caller to report.
+    pub(super) fn add_rule_file_defaults(&mut self, defaults: &DefaultableKeys) {
+        // Here `window` takes precedence over `scope: global`, which contradicts it.
+        for key in [DefaultableKey::Window].into_iter().chain(DefaultableKey::ALL) {
+            let contradicts = |error: LimitError| {
+                !matches!(
+                    error,
+                    LimitError::ReserveTooSmall { .. } | LimitError::LogTooLong { .. } | LimitError::Zero { .. }
+                )
+            };
+            if let Some(with) = self.with_default(key, defaults)
+                && !Limit::new(&with.to_spec()).is_err_and(contradicts)
+            {
+                *self = with;
+            }
+        }
+    }
+
+    /// Returns the keys with one more default; `None` if `from` does not have it, or the limit has the key.
+    fn with_default(&self, key: DefaultableKey, from: &DefaultableKeys) -> Option<Self> {
+        from.key_position(key)?;
+        if self.written.defaultable.key_position(key).or(self.defaults.key_position(key)).is_some() {
+            return None;
+        }
+        let mut defaults = self.defaults.clone();
+        defaults.copy_key(key, from);
+        Some(Self { written: self.written.clone(), defaults, ..*self })
+    }
+
+    /// Clears a key of the limit that was reported, or its default; returns `false` if there is none.
+    pub(super) fn clear_key(&mut self, key: &str) -> bool {
+        let written = self.written.to_mut();
+        match key {
+            "bucket_size" => written.bucket_size.take().is_some(),
+            "ban" => written.ban.take().is_some(),
+            "reservations" => written.reservations.take().is_some(),
+            _ => DefaultableKey::from_name(key).is_some_and(|key| {
+                let had = written.defaultable.key_position(key).or(self.defaults.key_position(key)).is_some();
+                written.defaultable.copy_key(key, &DefaultableKeys::NONE);
+                self.defaults.copy_key(key, &DefaultableKeys::NONE);
+                had
+            }),
+        }
+    }
+
+    /// The limit with these keys, valid or not.
+    pub(super) fn to_spec(&self) -> LimitSpec {
+        let (written, own, given, options) = (&*self.written, &self.written.defaultable, &self.defaults, self.options);
+        let algorithm = match written.concurrent {
+            None => own.algorithm.or(given.algorithm).map(without_position).unwrap_or_default(),
+            Some(_) => Algorithm::Concurrent,
+        };
+        let properties = algorithm.properties();
+        let has_queue = properties.capacity == CapacityRuleKey::QueueSize;
+        let can_count = properties.rejected_hits != RejectedHitsPolicy::NeverCounted;
+        let given_queue = given.queue_size.filter(|_| has_queue);
+        let given_wait = given.max_wait_us.filter(|_| properties.delay != DelayPolicy::Never);
+        let given_count = given.count_rejected.filter(|counted| !counted.value || can_count);
+        let given_window = given.window.filter(|_| properties.follows_calendar);
+        let overshoot = self.overshoot();
+        let is_eventual =
+            own.consistency.or(given.consistency).is_some_and(|key| key.value == ConsistencyWord::Eventual);
+        let is_global = own.scope.or(given.scope).is_some_and(|key| key.value == ScopeWord::Global);
+        let reserve = own.reserve_milli_percent.or(given.reserve_milli_percent).map(without_position);
+        let on_region_loss = own.on_region_loss.or(given.on_region_loss).map(without_position);
+        let on_store_error = own.on_store_error.or(given.on_store_error).map(without_position);
+        LimitSpec {
+            bucket_size: written.bucket_size.map(without_position),
+            queue_size: own.queue_size.or(given_queue).map(without_position),
+            max_wait_us: own.max_wait_us.or(given_wait).map(without_position),
+            count_rejected: own.count_rejected.or(given_count).map(without_position),
+            consistency: is_eventual.then_some(Consistency::Eventual(overshoot)),
+            scope: is_global.then(|| {
+                Scope::Global(GlobalScope {
+                    max_overshoot: overshoot,
+                    reserve_milli_percent: reserve.unwrap_or(GlobalScope::DEFAULT_RESERVE_MILLI_PERCENT),
+                    on_region_loss: on_region_loss.unwrap_or_default(),
+                    regions: options.regions.unwrap_or(ASSUMED_REGION_COUNT),
+                })
+            }),
+            on_store_error: Some(on_store_error.unwrap_or(options.on_store_error)),
+            sole: self.sole,
+            calendar_months: options.calendar_months && written.concurrent.is_none(),
+            window: own.window.or(given_window).map(without_position),
+            ban: written.ban.map(without_position),
+            reservations: written.reservations.map(without_position),
+            log_max: options.log_max,
+            ..LimitSpec::new(algorithm, written.concurrent.map_or(written.requests(), without_position), self.period)
+        }
+    }
+
+    /// `max_overshoot` of the limit. A default in hits is lowered to the hits of the limit.
+    fn overshoot(&self) -> Overshoot {
+        let default = || match self.defaults.max_overshoot?.value {
+            Overshoot::Hits(hits) => Some(Overshoot::Hits(hits.min(self.written.requests()).max(1))),
+            percent @ Overshoot::MilliPercent(_) => Some(percent),
+        };
+        let own = self.written.defaultable.max_overshoot.map(without_position);
+        own.or_else(default).unwrap_or(Overshoot::DEFAULT)
     }
 }
 
@@ -180,70 +219,7 @@ fn without_position<T>(spanned: Spanned<T>) -> T {
     spanned.value
 }
 
-/// Returns the overshoot of a limit. A default in hits is lowered to the hits of the limit.
-fn resolve_overshoot(written: &RateLimitEntry, defaults: &DefaultableKeys) -> Option<Overshoot> {
-    let default = || match defaults.max_overshoot?.value {
-        Overshoot::Hits(hits) => Some(Overshoot::Hits(hits.min(written.requests()).max(1))),
-        percent @ Overshoot::MilliPercent(_) => Some(percent),
-    };
-    written.defaultable.max_overshoot.map(without_position).or_else(default)
-}
-
-/// Returns the calendar of a limit. A default that does not apply to the limit's other keys is left out.
-fn resolve_calendar_window(
-    own: &DefaultableKeys,
-    defaults: &DefaultableKeys,
-    algorithm: Algorithm,
-    period: Period,
-) -> Option<WindowSpec> {
-    let can_follow = algorithm.properties().follows_calendar && own.global_scope_position().is_none();
-    let default = defaults.window.filter(|window| can_follow && window.value.applies_to(period));
-    own.window.or(default).map(|spanned| spanned.value)
-}
-
-/// Values of a limit on which its global scope depends.
-#[derive(Clone, Copy)]
-struct GlobalScopeInputs {
-    algorithm: Algorithm,
-    period: Period,
-    overshoot: Option<Overshoot>,
-    has_window: bool,
-    has_ban: bool,
-    has_reservations: bool,
-}
-
-/// Returns the scope of a limit that all regions share; `None` for another one. A default that cannot be kept with the
-/// limit's other keys is left out.
-fn resolve_global_scope(
-    own: &DefaultableKeys,
-    defaults: &DefaultableKeys,
-    limit: GlobalScopeInputs,
-    options: &CompileOptions,
-) -> Option<Scope> {
-    let waits = own.max_wait_us.is_some_and(|wait| wait.value > 0);
-    let counts_rejected = own.count_rejected.is_some_and(|counted| counted.value);
-    let is_calendar_month = options.calendar_months && limit.period.unit() == Unit::Month;
-    let follows_calendar = is_calendar_month || limit.has_window;
-    let can_be_global = limit.algorithm.can_be_global()
-        && !waits
-        && !counts_rejected
-        && !follows_calendar
-        && !limit.has_ban
-        && !limit.has_reservations;
-    let scope = own.scope.or(defaults.scope.filter(|_| can_be_global))?.value;
-    let reserve = own.reserve_milli_percent.or(defaults.reserve_milli_percent);
-    let on_region_loss = own.on_region_loss.or(defaults.on_region_loss);
-    (scope == ScopeWord::Global).then(|| {
-        Scope::Global(GlobalScope {
-            max_overshoot: limit.overshoot.unwrap_or(Overshoot::DEFAULT),
-            reserve_milli_percent: reserve.map_or(GlobalScope::DEFAULT_RESERVE_MILLI_PERCENT, |spanned| spanned.value),
-            on_region_loss: on_region_loss.map(|spanned| spanned.value).unwrap_or_default(),
-            regions: options.regions.unwrap_or(ASSUMED_REGION_COUNT),
-        })
-    })
-}
-
-/// Applies the defaults to the limits of a rule; warns about those that are left out.
+/// Applies the defaults of `TOLLKEEPER_RULE_DEFAULTS` to the limits of a rule; warns about those that are left out.
 pub(super) fn apply_rule_defaults(
     reader: &mut DocumentReader<'_>,
     entries: &mut [CompiledLimitEntry<'_>],
@@ -259,156 +235,62 @@ pub(super) fn apply_rule_defaults(
         let others =
             entries.iter().enumerate().filter(|(at, other)| *at != index && !candidate && !other.limit.candidate);
         let others: Vec<Limit> = others.map(|(_, other)| other.limit.limit).collect();
-        let CompiledLimitEntry { limit, written, sole } = &mut entries[index];
-        let mut completion = DefaultedLimit::from_written(written, &limit.limit, *sole, scope);
-        completion.others = others;
-        for layer in scope.layers.layers_for_unit(Some(limit.limit.period().unit())) {
-            completion.try_default_layer(layer);
-        }
-        completion.record_unused_defaults();
+        let CompiledLimitEntry { limit, written, keys } = &mut entries[index];
         let field_path = written.index.map_or(*field_path, |index| field_path.with_index(index));
-        for LeftOutDefault { key, at, reason } in completion.left_out {
-            let Position { line, column } = at;
-            let text =
-                format!("the default `{key}` of {}:{line}:{column} is left out: {reason}", scope.layers.file_name());
-            reader.report_warning(written.at, &field_path, text.clone(), "");
-            limit.left_out_defaults.push(text);
-        }
-        limit.limit = completion.limit;
-        limit.epoch = completion.keys.epoch.map_or(0, |epoch| epoch.value);
-    }
-}
-
-/// A default that is not applied.
-struct LeftOutDefault {
-    /// The key, with its value if that is a word.
-    key: String,
-    /// Its position in the file of defaults.
-    at: Position,
-    reason: String,
-}
-
-/// A limit to which defaults are added.
-struct DefaultedLimit<'s> {
-    written: &'s RateLimitEntry,
-    options: &'s CompileOptions,
-    sole: bool,
-    /// Keys of the limit itself and of the `defaults` of its rule file, then accepted defaults.
-    keys: DefaultableKeys,
-    /// Keys that are accepted defaults.
-    accepted: DefaultableKeys,
-    spec: LimitSpec,
-    limit: Limit,
-    /// Other limits of the descriptor.
-    others: Vec<Limit>,
-    left_out: Vec<LeftOutDefault>,
-}
-
-impl<'s> DefaultedLimit<'s> {
-    fn from_written(written: &'s RateLimitEntry, limit: &Limit, sole: bool, scope: &DomainSettings<'s>) -> Self {
-        let keys = written.defaultable.clone().with_fallback(scope.rule_file_defaults());
-        let spec = fill_in_limit_defaults(written, limit.period(), sole, &keys, scope.options);
-        Self {
-            written,
-            options: scope.options,
-            sole,
-            keys,
-            accepted: DefaultableKeys::NONE,
-            spec,
-            limit: *limit,
-            others: Vec::new(),
-            left_out: Vec::new(),
-        }
-    }
-
-    fn try_default_layer(&mut self, layer: &DefaultableKeys) {
-        for key in DefaultableKey::ALL {
-            let Some(at) = layer.key_position(key).filter(|_| self.keys.key_position(key).is_none()) else { continue };
-            let mut keys = self.keys.clone();
-            keys.copy_key(key, layer);
-            let spec = fill_in_limit_defaults(self.written, self.limit.period(), self.sole, &keys, self.options);
-            match self.build_limit_if_valid(&spec) {
-                Ok(limit) => {
-                    (self.keys, self.spec, self.limit) = (keys, spec, limit);
-                    self.accepted.copy_key(key, layer);
+        for layer in scope.layers.layers_for_unit(Some(limit.limit.period().unit())) {
+            for key in DefaultableKey::ALL {
+                let Some(with) = keys.with_default(key, layer) else { continue };
+                match build_limit_with_default(keys, &with, &limit.limit, &others) {
+                    Ok(built) => (*keys, limit.limit) = (with, built),
+                    Err(reason) => {
+                        let Position { line, column } = layer.key_position(key).unwrap_or_default();
+                        let text = format!(
+                            "the default `{}` of {}:{line}:{column} is left out: {reason}",
+                            layer.describe_key(key),
+                            scope.layers.file_name()
+                        );
+                        reader.report_warning(written.at, &field_path, text.clone(), "");
+                        limit.left_out_defaults.push(text);
+                    }
                 }
-                Err(reason) => self.left_out.push(LeftOutDefault { key: layer.describe_key(key), at, reason }),
             }
         }
-    }
-
-    /// Returns the limit with one more default, or the reason why it cannot have that default.
-    fn build_limit_if_valid(&self, spec: &LimitSpec) -> Result<Limit, String> {
-        if let Some(key) = find_key_without_effect(&self.spec, spec) {
-            return Err(format!("it contradicts `{key}`, which takes precedence"));
-        }
-        if self.options.memcache && memcache::needs_more_than_increment(spec) {
-            return Err("BACKEND_TYPE=memcache counts only fixed windows with their rejected hits".to_owned());
-        }
-        let limit = Limit::new(spec).map_err(|error| error.to_string())?;
-        if !has_same_counter(&limit, &self.limit) && self.others.iter().any(|other| has_same_counter(&limit, other)) {
-            return Err("another limit of the descriptor has this algorithm and period".to_owned());
-        }
-        Ok(limit)
-    }
-
-    /// Adds to `left_out` the accepted defaults that another key disables, but not those for other algorithms.
-    fn record_unused_defaults(&mut self) {
-        let properties = self.spec.algorithm.properties();
-        let mut unused = Vec::new();
-        if let Some(at) = self.accepted.eventual_consistency_position()
-            && self.spec.consistency.is_none()
-        {
-            let eventual_spec = LimitSpec { consistency: Some(Consistency::Eventual(Overshoot::DEFAULT)), ..self.spec };
-            let reason = Limit::new(&eventual_spec).err().map(|error| error.to_string()).unwrap_or_default();
-            unused.push(LeftOutDefault { key: "consistency: eventual".to_owned(), at, reason });
-        }
-        if let Some(at) = self.accepted.global_scope_position()
-            && self.spec.scope.is_none()
-        {
-            let scope = Some(Scope::Global(GlobalScope::new(ASSUMED_REGION_COUNT)));
-            let reason = Limit::new(&LimitSpec { scope, ..self.spec }).err();
-            let reason = reason.map(|error| error.to_string()).unwrap_or_default();
-            unused.push(LeftOutDefault { key: "scope: global".to_owned(), at, reason });
-        }
-        let contradicted = if self.spec.scope.is_some() { "scope: global" } else { "consistency: eventual" };
-        let contradiction = |key: &str, at| {
-            let reason = format!("it contradicts `{contradicted}`");
-            LeftOutDefault { key: key.to_owned(), at, reason }
-        };
-        if let Some(wait) = self.accepted.max_wait_us.filter(|wait| wait.value > 0)
-            && self.spec.max_wait_us.is_none()
-            && properties.delay == DelayPolicy::IfMaxWait
-        {
-            unused.push(contradiction("max_wait", wait.at));
-        }
-        if let Some(counted) = self.accepted.count_rejected.filter(|counted| counted.value)
-            && self.spec.count_rejected.is_none()
-            && properties.rejected_hits != RejectedHitsPolicy::NeverCounted
-        {
-            unused.push(contradiction("count_rejected: true", counted.at));
-        }
-        if let Some(window) = self.accepted.window
-            && self.spec.window.is_none()
-            && properties.follows_calendar
-        {
-            let reason = Limit::new(&LimitSpec { window: Some(window.value), ..self.spec }).err();
-            let reason = reason.map(|error| error.to_string()).unwrap_or_default();
-            unused.push(LeftOutDefault { key: "window".to_owned(), at: window.at, reason });
-        }
-        self.left_out.extend(unused);
+        limit.epoch = keys.epoch();
     }
 }
 
-/// Returns the name of a key that has an effect in `before` but no longer in `after`, if there is one.
+/// Returns the limit of `with`, which has one default more than `keys` and the limit `before`, or the reason why it
+/// cannot have that default.
+fn build_limit_with_default(
+    keys: &LimitKeys<'_>,
+    with: &LimitKeys<'_>,
+    before: &Limit,
+    others: &[Limit],
+) -> Result<Limit, String> {
+    let (former, spec) = (keys.to_spec(), with.to_spec());
+    if let Some(key) = find_key_without_effect(&former, &spec) {
+        return Err(format!("it contradicts `{key}`, which takes precedence"));
+    }
+    let needs_more = memcache::needs_more_than_increment;
+    if keys.options.memcache && needs_more(&spec) && !needs_more(&former) {
+        return Err("BACKEND_TYPE=memcache counts only fixed windows with their rejected hits".to_owned());
+    }
+    let was_too_small = matches!(Limit::new(&former), Err(LimitError::ReserveTooSmall { .. }));
+    let limit = with.build(was_too_small).map_err(|error| error.to_string())?;
+    if !has_same_counter(&limit, before) && others.iter().any(|other| has_same_counter(&limit, other)) {
+        return Err("another limit of the descriptor has this algorithm and period".to_owned());
+    }
+    Ok(limit)
+}
+
+/// Returns the name of a key that has an effect in `before` but no longer in `after`, if there is one: a default that
+/// does not apply to the algorithm of `after`.
 fn find_key_without_effect(before: &LimitSpec, after: &LimitSpec) -> Option<&'static str> {
     let lost = [
         ("window", before.window.is_some() && after.window.is_none()),
         ("queue_size", before.queue_size.is_some() && after.queue_size.is_none()),
         ("max_wait", before.max_wait_us.is_some() && after.max_wait_us.is_none()),
         ("count_rejected", before.count_rejected.is_some() && after.count_rejected.is_none()),
-        ("scope: global", before.scope.is_some() && after.scope.is_none()),
-        ("consistency: eventual", before.consistency.is_some() && after.consistency.is_none()),
     ];
     lost.into_iter().find(|(_, is_lost)| *is_lost).map(|(key, _)| key)
 }

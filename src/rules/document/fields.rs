@@ -5,7 +5,8 @@
 //! keys of a mapping into fields, keys to ignore as envoyproxy/ratelimit does, and errors. Keys of other rate limiters
 //! and files of another kind get hints.
 //!
-//! Decides: unknown keys; known keys in the wrong place (`report_misplaced_key`).
+//! Decides: unknown keys (`did you mean`); known keys in the wrong place (`report_misplaced_key`): in a rule file, a key
+//! of envoyproxy/ratelimit is ignored there.
 //! Decides: keys of other rate limiters (`MISTAKEN_KEYS`); files of another kind (`detect_non_rule_file`).
 
 use std::fmt;
@@ -13,7 +14,7 @@ use std::sync::Arc;
 
 use super::value::{describe_node, format_as_go};
 use crate::rules::diagnostic::{Diagnostic, Diagnostics, Severity, escape_for_message};
-use crate::rules::key_table::{RuleFileKey, Section, ValueKind, find_rule_file_key, nearest_rule_file_key};
+use crate::rules::key_table::{RuleFileKey, Section, ValueKind};
 use crate::rules::yaml::{Position, ScalarValue, YamlContent, YamlNode};
 
 /// Path from the root of a document to a field.
@@ -65,6 +66,8 @@ pub struct DocumentReader<'f> {
     pub file: &'f Arc<str>,
     /// All diagnostics so far.
     pub found: &'f mut Diagnostics,
+    /// Rows of the keys of all sections.
+    pub(super) key_tables: &'static [&'static [RuleFileKey]],
 }
 
 impl DocumentReader<'_> {
@@ -203,9 +206,9 @@ impl DocumentReader<'_> {
                 return None;
             }
         };
-        let known = find_rule_file_key(text, section);
+        let known = self.find_key(text, section);
         if known.is_none() {
-            let hint = match (hint_for_mistaken_key(text, section), nearest_rule_file_key(text, section)) {
+            let hint = match (hint_for_mistaken_key(text, section), self.nearest_key(text, section)) {
                 (Some(hint), _) => hint.to_owned(),
                 (None, Some(near)) => format!("did you mean `{near}`?"),
                 (None, None) => String::new(),
@@ -220,6 +223,41 @@ impl DocumentReader<'_> {
         known
     }
 
+    /// Returns the row of a key in `section`, else that in another section.
+    fn find_key(&self, name: &str, section: Section) -> Option<&'static RuleFileKey> {
+        let mut named = self.key_tables.iter().copied().flatten().filter(|key| key.name == name);
+        let first = named.next()?;
+        Some(if first.belongs_in(section) { first } else { named.find(|key| key.belongs_in(section)).unwrap_or(first) })
+    }
+
+    /// Returns the key of `section` that is most similar to `name`, if one is similar enough.
+    fn nearest_key(&self, name: &str, section: Section) -> Option<&'static str> {
+        // Bounded, because a comparison takes time proportional to the length.
+        if name.len() > 40 {
+            return None;
+        }
+        let lower = name.to_ascii_lowercase().replace('-', "_");
+        self.key_tables
+            .iter()
+            .copied()
+            .flatten()
+            .filter(|key| key.belongs_in(section))
+            .map(|key| (strsim::normalized_damerau_levenshtein(&lower, key.name), key.name))
+            .filter(|(likeness, _)| *likeness >= 0.6)
+            .max_by(|a, b| a.0.total_cmp(&b.0))
+            .map(|(_, name)| name)
+    }
+
+    /// Returns the sections that have a key of this name, outermost first; only those of the same kind of file as
+    /// `section`, if there are any.
+    fn sections_of_key(&self, name: &str, section: Section) -> Vec<Section> {
+        let has_key =
+            |at: &Section| self.key_tables.iter().copied().flatten().any(|key| key.name == name && key.belongs_in(*at));
+        let all: Vec<Section> = Section::ALL.into_iter().filter(has_key).collect();
+        let is_same_file = |at: &Section| at.is_of_rule_files() == section.is_of_rule_files();
+        if all.iter().any(is_same_file) { all.into_iter().filter(is_same_file).collect() } else { all }
+    }
+
     /// Reports a file of another kind, by the key that tells.
     pub(super) fn report_non_rule_file(&mut self, NonRuleFile { key, hint }: NonRuleFile<'_, '_>) {
         let name = key.as_scalar().map_or("", |key| key.text());
@@ -231,7 +269,7 @@ impl DocumentReader<'_> {
     fn report_misplaced_key(&mut self, field: &Field<'_>, section: Section) {
         let Field { key, at, path, .. } = *field;
         let message = format!("`{}` does not belong in {}", key.name, section.message_phrase());
-        let sections = key.sections_of_name(section);
+        let sections = self.sections_of_key(key.name, section);
         let belongs = sections.iter().map(|section| section.message_phrase()).collect::<Vec<_>>().join(" or ");
         if section == Section::Limit && key.name == "unlimited" {
             self.report_error(

@@ -7,16 +7,51 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 
 use super::defaults::DefaultableKeys;
+use super::defaults_file::{DefaultsFileKeys, DomainDefaults};
 use super::fields::{DocumentReader, Field, FieldPath, detect_non_rule_file};
 use super::keys::{KeyValue, OptionalValue, SectionKeys as _};
+use super::matching::{MatchKeys, MatchSetKeys, MatchingSpec};
+use super::times::{ActiveKeys, BanKeys, ReservationKeys, WindowKeys};
 use super::value;
 use super::{
     DescriptorSpec, Document, PlanChoiceSpec, PlanSpec, RateLimitEntry, RateLimitSpec, ReplacesKeys, TableSpec,
 };
-use crate::rules::diagnostic::escape_for_message;
-use crate::rules::key_table::{MAX_OVER_LIMIT_BODY_BYTES, Section, ValueKind};
+use crate::rules::diagnostic::{Diagnostics, escape_for_message};
+use crate::rules::key_table::{MAX_OVER_LIMIT_BODY_BYTES, RuleFileKey, Section, ValueKind};
 use crate::rules::plan_table::is_valid_plan_or_table_name;
 use crate::rules::yaml::{Spanned, YamlContent, YamlNode};
+
+/// Rows of the keys of all sections.
+const KEY_TABLES: [&[RuleFileKey]; 16] = [
+    Document::KEYS,
+    DefaultableKeys::KEYS,
+    MatchingSpec::KEYS,
+    DescriptorSpec::KEYS,
+    MatchKeys::KEYS,
+    MatchSetKeys::KEYS,
+    RateLimitEntry::KEYS,
+    ReplacesKeys::KEYS,
+    WindowKeys::KEYS,
+    BanKeys::KEYS,
+    ReservationKeys::KEYS,
+    ActiveKeys::KEYS,
+    PlanChoiceSpec::KEYS,
+    TableSpec::KEYS,
+    DefaultsFileKeys::KEYS,
+    DomainDefaults::KEYS,
+];
+
+/// Returns the keys of all sections, of rule files and of files of defaults.
+pub fn rule_file_keys() -> impl Iterator<Item = &'static RuleFileKey> {
+    KEY_TABLES.into_iter().flatten()
+}
+
+impl<'f> DocumentReader<'f> {
+    /// A reader of the documents of `file`.
+    pub fn new(file: &'f Arc<str>, found: &'f mut Diagnostics) -> Self {
+        Self { file, found, key_tables: &KEY_TABLES }
+    }
+}
 
 /// Reads a document. Reports a `root` that is not a mapping and returns `None`.
 pub fn read_document(reader: &mut DocumentReader<'_>, root: &YamlNode<'_>) -> Option<Document> {

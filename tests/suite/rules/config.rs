@@ -18,7 +18,8 @@ use tollkeeper::limit::{Consistency, Limit, LimitSpec, Overshoot, StoreFailurePo
 use tollkeeper::rules::compile::options::CompileOptions;
 use tollkeeper::rules::compile::{CompiledRules, RuleText, compile_texts};
 use tollkeeper::rules::diagnostic::Diagnostics;
-use tollkeeper::rules::key_table::{Section, rule_file_keys};
+use tollkeeper::rules::document::read::rule_file_keys;
+use tollkeeper::rules::key_table::Section;
 use tollkeeper::rules::rule::rlconfig::format_rlconfig;
 use tollkeeper::rules::rule::set::RuleSet;
 use tollkeeper::rules::rule::{Domain, RuleAllowance, RuleLimit, RuleNode};

@@ -254,7 +254,7 @@ fn default_that_a_limit_cannot_have_is_left_out_with_the_reason() {
         (
             "{unit: day, requests_per_unit: 5}",
             r#"defaults: {shop: {count_rejected: true}, "*": {consistency: eventual}}"#,
-            "is left out: it contradicts `count_rejected`, which takes precedence",
+            "is left out: `consistency: eventual` cannot be kept with `count_rejected: true`",
         ),
         (
             "[{unit: day, requests_per_unit: 5}, {unit: day, requests_per_unit: 3, algorithm: token_bucket}]",
@@ -264,7 +264,7 @@ fn default_that_a_limit_cannot_have_is_left_out_with_the_reason() {
         (
             "{unit: day, requests_per_unit: 500000, algorithm: token_bucket}",
             r#"defaults: {shop: {consistency: eventual}, "*": {max_wait: 10ms}}"#,
-            "`max_wait` of defaults.yaml:1:49 is left out: it contradicts `consistency: eventual`",
+            "`max_wait` of defaults.yaml:1:49 is left out: `consistency: eventual` cannot be kept with `max_wait`",
         ),
     ];
     for (rate_limit, text, expected) in cases {
@@ -301,7 +301,7 @@ fn global_default_is_left_out_of_limits_that_cannot_be_global() {
         (
             "{unit: day, requests_per_unit: 5000, algorithm: token_bucket}",
             r#"defaults: {shop: {scope: global}, "*": {max_wait: 10ms}}"#,
-            "`max_wait` of defaults.yaml:1:41 is left out: it contradicts `scope: global`",
+            "`max_wait` of defaults.yaml:1:41 is left out: `scope: global` cannot be kept with `max_wait`",
         ),
     ];
     for (rate_limit, text, expected) in cases {
@@ -462,7 +462,8 @@ fn committed_schema_of_defaults_matches_the_code() {
 
 mod keys {
     use tollkeeper::rules::document::defaults::DefaultableKey;
-    use tollkeeper::rules::key_table::{Section, rule_file_keys};
+    use tollkeeper::rules::document::read::rule_file_keys;
+    use tollkeeper::rules::key_table::Section;
 
     #[test]
     fn defaultable_keys_are_those_that_defaults_can_have() {

@@ -23,7 +23,7 @@ use kit::tollkeeper::Tollkeeper;
 use kit::wait_for;
 
 /// Number of calls during a fault.
-pub(crate) const CALLS_PER_FAULT: usize = 100;
+pub(crate) const CALLS_PER_FAULT: usize = 80;
 
 /// Waits for one of the places of tests that judge latencies: so few run at a time that they leave each other the CPU.
 pub(crate) fn wait_for_place() -> MutexGuard<'static, ()> {

@@ -40,8 +40,8 @@ const LIMIT: u32 = 1_000_000;
 
 /// Different values of each key: enough for all shards.
 const VALUES: usize = 40;
-/// Interval between two calls: 150 a second.
-const CALL_INTERVAL: Duration = Duration::from_micros(6_667);
+/// Interval between two calls: 100 a second. Three such tests together leave a machine of two cores some time.
+const CALL_INTERVAL: Duration = Duration::from_millis(10);
 /// Store timeout of a charge, or slightly less.
 const CHARGE_TIMEOUT: Duration = Duration::from_millis(14);
 /// Timeout of Envoy.
@@ -49,9 +49,9 @@ const ENVOY_TIMEOUT: Duration = Duration::from_millis(20);
 /// A twin call that takes longer was disturbed.
 const MAX_UNDISTURBED_LATENCY: Duration = Duration::from_millis(8);
 /// Calls this close in number to a disturbed one count as disturbed too.
-const DISTURBED_NEIGHBOURS: usize = 4;
+const DISTURBED_NEIGHBOURS: usize = 3;
 /// Number of undisturbed strict calls in a row after which Redis counts as recovered.
-const STRICT_CALLS_TO_RECOVER: usize = 30;
+const STRICT_CALLS_TO_RECOVER: usize = 20;
 /// Deadline for using a recovered server again.
 const MAX_RECOVERY_TIME: Duration = Duration::from_secs(2);
 
