@@ -14,7 +14,7 @@ use tollkeeper::rules::rule::network::Network;
 use tollkeeper::rules::rule::set::RuleSet;
 use tollkeeper::rules::rule::value_pattern::{MatchPattern, Operator, ValuePattern};
 use tollkeeper::rules::rule::{
-    Domain, MatchingOptions, OverLimitBody, OverrideDefaults, Rule, RuleAllowance, RuleNode, SourceLocation,
+    Domain, MatchingOptions, OverrideDefaults, RejectionResponse, Rule, RuleAllowance, RuleNode, SourceLocation,
 };
 
 /// Maximum input: the reference matcher takes quadratic time.
@@ -127,7 +127,7 @@ fn node(key: String, value: String) -> Option<RuleNode> {
         allowance: RuleAllowance::Limits(vec![limit.into()]),
         replaces: Vec::new(),
         metadata: None,
-        over_limit_body: OverLimitBody::default(),
+        rejection: RejectionResponse::default(),
         detailed_metric: false,
         logging: None,
         plan: None,

@@ -31,7 +31,7 @@ use super::selected_request::SelectedRequest;
 use super::selection::{SelectedLimit, Selection};
 use super::status::DescriptorStatus;
 use crate::base::clock::Time;
-use crate::rules::rule::OverLimitBody;
+use crate::rules::rule::RejectionResponse;
 use crate::settings::decisions::{DecisionSettings, LimitHeaderNames};
 
 /// Merges the outcomes of all descriptors into the decision on the request.
@@ -95,14 +95,14 @@ fn reject_blocked_request<'r>(charged: &ChargedRequest<'_, 'r, '_>, blocked: &Bl
 }
 
 /// First body of the descriptors that reject the request. Exceeded quotas do only if all are.
-fn select_rejection_body<'r>(charged: &ChargedRequest<'_, 'r, '_>) -> Option<&'r OverLimitBody> {
+fn select_rejection_body<'r>(charged: &ChargedRequest<'_, 'r, '_>) -> Option<&'r RejectionResponse> {
     let quotas_reject = quotas_reject(charged.limit_verdicts());
     let rejects = |limit_verdicts: &LimitVerdicts| {
         limit_verdicts.hard.rejects() || quotas_reject && limit_verdicts.quotas.is_some()
     };
     let decided = charged.selected.selections.iter().zip(charged.limit_verdicts());
     let rejecting = decided.filter(|(_, limit_verdicts)| rejects(limit_verdicts));
-    let bodies = rejecting.filter_map(|(selection, _)| selection.over_limit_body);
+    let bodies = rejecting.filter_map(|(selection, _)| selection.rejection);
     bodies.into_iter().find(|rejection| rejection.body.is_some())
 }
 

@@ -27,7 +27,7 @@ use crate::rules::plan_table::OwnLimit;
 use crate::rules::plan_table::live::{LiveTable, PlanSource};
 use crate::rules::rule::matching::{MatchedRule, RuleMatch};
 use crate::rules::rule::set::{CompiledLimit, CompiledRule, DomainRules, RuleSet, TableChoice, hash_limit_identity};
-use crate::rules::rule::{OverLimitBody, RuleAllowance, RulePlan};
+use crate::rules::rule::{RejectionResponse, RuleAllowance, RulePlan};
 use crate::settings::decisions::DecisionSettings;
 use crate::store::charge::StoreOutcome;
 use crate::telemetry::metrics::limit_stats::LimitStats;
@@ -54,7 +54,7 @@ pub(super) struct Selection<'r> {
     /// Hash of the path of its counters, stable within this process; 0 without limits.
     pub(super) key: u128,
     /// Body and content type of a rejection.
-    pub(super) over_limit_body: Option<&'r OverLimitBody>,
+    pub(super) rejection: Option<&'r RejectionResponse>,
     /// Rules of the domain, if it has any.
     pub(super) domain: Option<&'r DomainRules>,
     /// Slot that the descriptor takes or frees; `None` without a concurrent limit.
@@ -288,7 +288,7 @@ impl<'r> Selection<'r> {
             plan_source: None,
             shared: found.shared,
             key: 0,
-            over_limit_body: Some(&found.rule.rule.over_limit_body),
+            rejection: Some(&found.rule.rule.rejection),
             domain: Some(domain),
             inactive: SmallVec::new(),
             slot: None,
@@ -359,8 +359,8 @@ impl<'r> Selection<'r> {
         let (tag, epoch) = (hash_limit_identity(&limit, defaults.epoch), defaults.epoch);
         let limit = LimitRef::Built(Box::new(limit));
         let selected = SelectedLimit { limit, index: 0, name: "", shadow: false, quota, stats: None, tag, epoch };
-        let (limits, over_limit_body) = (SmallVec::from([selected]), Some(&defaults.over_limit_body));
-        Self { limits, over_limit_body, domain: Some(domain), ..Self::default() }
+        let (limits, rejection) = (SmallVec::from([selected]), Some(&defaults.rejection));
+        Self { limits, rejection, domain: Some(domain), ..Self::default() }
     }
 
     /// The charge of this selection, which is that of the descriptor at `index`; `None` if it has no limits.

@@ -40,7 +40,7 @@ use crate::rules::document::fields::{DocumentReader, FieldPath};
 use crate::rules::document::{self, DescriptorSpec, Document, MAX_DESCRIPTORS, RateLimitSpec, read};
 use crate::rules::rule::backtracking_bound::{MAX_BACKTRACKING_STEPS, max_backtracking_steps};
 use crate::rules::rule::value_pattern::{ValuePattern, has_star};
-use crate::rules::rule::{Domain, EntryOrder, OverLimitBody, Rule, RuleAllowance, RuleNode, SourceLocation};
+use crate::rules::rule::{Domain, EntryOrder, RejectionResponse, Rule, RuleAllowance, RuleNode, SourceLocation};
 use crate::rules::yaml::{self, DocumentSelection, Position, Spanned, YamlNode, text};
 use domain::{DomainBuilder, LocatedDefaults, SiblingIndex};
 use limit_defaults::DomainSettings;
@@ -501,14 +501,14 @@ impl DescriptorCompiler<'_, '_> {
             return compiler.compile_rule(&choice, written, &place, &field_path);
         }
         let parts = self.compile_limits(&rate_limit, written, &field_path.with_key("rate_limit"))?;
-        let CompiledRateLimit { allowance, replaces, over_limit_body, at } = parts;
+        let CompiledRateLimit { allowance, replaces, rejection, at } = parts;
         Some(Rule {
             path,
             location: source_location(self.reader.file, at),
             allowance,
             replaces,
             metadata: written.metadata.take().map(|metadata| metadata.value),
-            over_limit_body,
+            rejection,
             detailed_metric: written.detailed_metric,
             logging: written.logging.map(|logging| logging.value),
             plan: None,
@@ -527,7 +527,7 @@ impl DescriptorCompiler<'_, '_> {
             RateLimitSpec::One(one) => (std::slice::from_ref(&*one.value), one.at),
             RateLimitSpec::Many(many) => (&many.value, many.at),
         };
-        let over_limit_body = self.compile_over_limit_body(written, limits, field_path);
+        let rejection = self.compile_rejection(written, limits, field_path);
         let replaces = limit::compile_replaced_names(self.reader, limits, field_path);
         if self.scope.options.memcache {
             memcache::check_single_limit(self.reader, at, limits.len(), field_path);
@@ -538,16 +538,16 @@ impl DescriptorCompiler<'_, '_> {
         } else {
             RuleAllowance::Limits(limit::compile_limits(self.reader, limits, written, self.scope, field_path))
         };
-        Some(CompiledRateLimit { allowance, replaces, over_limit_body, at })
+        Some(CompiledRateLimit { allowance, replaces, rejection, at })
     }
 
     /// Body of a rejection: beside or in the `rate_limit`, else that of the defaults.
-    fn compile_over_limit_body(
+    fn compile_rejection(
         &mut self,
         beside: &DescriptorSpec,
         limits: &[document::RateLimitEntry],
         field_path: &FieldPath<'_>,
-    ) -> OverLimitBody {
+    ) -> RejectionResponse {
         let inside = limits.first().map(|limit| &limit.defaultable);
         let unit = limits.first().and_then(|limit| Unit::from_name(&limit.unit.as_ref()?.value));
         let defaults = || self.scope.defaults.into_iter().chain(self.scope.layers.layers_for_unit(unit));
@@ -568,7 +568,7 @@ impl DescriptorCompiler<'_, '_> {
             let message = "`over_limit_content_type` without `over_limit_body`";
             self.reader.report_warning(content_type.at, field_path, message, "it has no effect; add a body");
         }
-        limit::build_over_limit_body(body, content_type.or(default_type))
+        limit::build_rejection(body, content_type.or(default_type))
     }
 
     /// Returns the value of a key that may be written beside or inside `rate_limit`; reports one in both places.

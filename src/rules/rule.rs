@@ -164,8 +164,8 @@ pub struct OverrideDefaults {
     pub on_store_error: Option<StoreFailurePolicy>,
     /// Part of every counter's key.
     pub epoch: u64,
-    /// Body of a rejection.
-    pub over_limit_body: OverLimitBody,
+    /// Response to a rejected request.
+    pub rejection: RejectionResponse,
 }
 
 /// Defaults of a domain for limits of one unit that are sent with a request.
@@ -177,9 +177,9 @@ pub struct UnitOverrideDefaults {
     pub defaults: OverrideDefaults,
 }
 
-/// Body of a rejection, beside its code.
+/// What a rejected request is told beside its code.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct OverLimitBody {
+pub struct RejectionResponse {
     /// Text of the body, if any.
     pub body: Option<Arc<str>>,
     /// Content type, if any; free of control characters.
@@ -235,8 +235,8 @@ pub struct Rule {
     pub replaces: Vec<String>,
     /// Dynamic metadata to return when the descriptor passes.
     pub metadata: Option<serde_json::Map<String, serde_json::Value>>,
-    /// Body of a rejection.
-    pub over_limit_body: OverLimitBody,
+    /// Response to a rejected request.
+    pub rejection: RejectionResponse,
     /// Metric names contain the whole path with the request's values.
     pub detailed_metric: bool,
     /// `decision_log`: decisions that are logged, in place of the settings.

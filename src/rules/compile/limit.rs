@@ -29,16 +29,16 @@ use crate::rules::document::defaults::DefaultableKeys;
 use crate::rules::document::fields::{DocumentReader, FieldPath};
 use crate::rules::document::{DescriptorSpec, RateLimitEntry};
 use crate::rules::key_table::ConsistencyWord;
-use crate::rules::rule::{OverLimitBody, OverrideDefaults, RuleAllowance, RuleLimit};
+use crate::rules::rule::{OverrideDefaults, RejectionResponse, RuleAllowance, RuleLimit};
 use crate::rules::yaml::Spanned;
 
-/// Creates the body of a rejection.
-pub(super) fn build_over_limit_body(
+/// Creates the response to a rejection.
+pub(super) fn build_rejection(
     body: Option<&Spanned<Arc<str>>>,
     content_type: Option<&Spanned<Arc<str>>>,
-) -> OverLimitBody {
+) -> RejectionResponse {
     let shared = |spanned: &Spanned<Arc<str>>| Arc::clone(&spanned.value);
-    OverLimitBody { body: body.map(shared), content_type: content_type.map(shared) }
+    RejectionResponse { body: body.map(shared), content_type: content_type.map(shared) }
 }
 
 /// Converts `defaults` to those of limits that are sent with a request.
@@ -75,7 +75,7 @@ pub(super) fn convert_override_defaults(keys: &DefaultableKeys, options: &Compil
         consistency,
         on_store_error: Some(on_store_error.map_or(options.on_store_error, |spanned| spanned.value)),
         epoch: epoch.map_or(0, |spanned| spanned.value),
-        over_limit_body: build_over_limit_body(body.as_ref(), content_type.as_ref()),
+        rejection: build_rejection(body.as_ref(), content_type.as_ref()),
     }
 }
 

@@ -18,7 +18,7 @@ use crate::rules::document::fields::{DocumentReader, FieldPath};
 use crate::rules::document::{DescriptorSpec, PlanChoiceSpec, PlanSpec, TableSpec};
 use crate::rules::plan_table::{is_table_file, is_valid_plan_or_table_name};
 use crate::rules::rule::{
-    OverLimitBody, PlanChoices, Rule, RuleAllowance, RulePlan, SourceLocation, TableDeclaration, TableSource,
+    PlanChoices, RejectionResponse, Rule, RuleAllowance, RulePlan, SourceLocation, TableDeclaration, TableSource,
 };
 use crate::rules::yaml::{Position, Spanned};
 
@@ -38,7 +38,7 @@ pub(super) struct CompiledPlan {
     pub(super) name: Arc<str>,
     allowance: RuleAllowance,
     replaces: Vec<String>,
-    over_limit_body: OverLimitBody,
+    rejection: RejectionResponse,
 }
 
 /// Key of one entry of the path to a descriptor, and how its values are counted.
@@ -147,7 +147,7 @@ fn compile_redis_source(
 pub(super) struct CompiledRateLimit {
     pub(super) allowance: RuleAllowance,
     pub(super) replaces: Vec<String>,
-    pub(super) over_limit_body: OverLimitBody,
+    pub(super) rejection: RejectionResponse,
     /// Position of the limits.
     pub(super) at: Position,
 }
@@ -161,10 +161,10 @@ impl CompiledPlan {
     /// A plan with these limits; `None`: they were reported.
     pub(super) fn new(name: &str, parts: Option<CompiledRateLimit>) -> Self {
         let name = name.into();
-        let none = || (RuleAllowance::Limits(Vec::new()), Vec::new(), OverLimitBody::default());
-        let (allowance, replaces, over_limit_body) =
-            parts.map_or_else(none, |parts| (parts.allowance, parts.replaces, parts.over_limit_body));
-        Self { name, allowance, replaces, over_limit_body }
+        let none = || (RuleAllowance::Limits(Vec::new()), Vec::new(), RejectionResponse::default());
+        let (allowance, replaces, rejection) =
+            parts.map_or_else(none, |parts| (parts.allowance, parts.replaces, parts.rejection));
+        Self { name, allowance, replaces, rejection }
     }
 
     /// Limits of the plan for a descriptor.
@@ -227,8 +227,7 @@ impl PlanRuleCompiler<'_, '_> {
             );
         let entry = self.find_looked_up_entry(choice, field_path)?;
         let (table, default) = (table?, default?);
-        let own_body =
-            limit::build_over_limit_body(written.over_limit_body.as_ref(), written.over_limit_content_type.as_ref());
+        let own = limit::build_rejection(written.over_limit_body.as_ref(), written.over_limit_content_type.as_ref());
         let metadata = written.metadata.take().map(|metadata| metadata.value);
         let rule_under = |plan: &CompiledPlan, choices: Option<PlanChoices>| Rule {
             path: place.path.clone(),
@@ -236,7 +235,7 @@ impl PlanRuleCompiler<'_, '_> {
             allowance: plan.allowance_with_modes_of(written),
             replaces: plan.replaces.clone(),
             metadata: metadata.clone(),
-            over_limit_body: if own_body.body.is_some() { own_body.clone() } else { plan.over_limit_body.clone() },
+            rejection: if own.body.is_some() { own.clone() } else { plan.rejection.clone() },
             detailed_metric: written.detailed_metric,
             logging: written.logging.map(|logging| logging.value),
             plan: Some(Box::new(RulePlan { name: Arc::clone(&plan.name), table, choices })),

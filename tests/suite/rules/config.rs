@@ -222,7 +222,7 @@ descriptors:
     assert_eq!(policies, [StoreFailurePolicy::Deny, StoreFailurePolicy::Allow, StoreFailurePolicy::Deny]);
     assert_eq!(limits.iter().map(|one| one.epoch).collect::<Vec<_>>(), [3, 4, 3]);
     assert_eq!(
-        rules.iter().map(|rule| rule.over_limit_body.body.as_deref()).collect::<Vec<_>>(),
+        rules.iter().map(|rule| rule.rejection.body.as_deref()).collect::<Vec<_>>(),
         [Some("no"), Some("no"), Some("yes")]
     );
     assert_eq!(domains[0].defaults.algorithm, Algorithm::LeakyBucket);
@@ -347,7 +347,7 @@ fn limit_of(domain: &Domain, index: usize) -> (u64, Algorithm, StoreFailurePolic
     match &rule.allowance {
         RuleAllowance::Limits(limits) => {
             let RuleLimit { limit, epoch, .. } = &limits[0];
-            (*epoch, limit.algorithm(), limit.on_store_error(), rule.over_limit_body.body.as_deref())
+            (*epoch, limit.algorithm(), limit.on_store_error(), rule.rejection.body.as_deref())
         }
         RuleAllowance::Unlimited { .. } => panic!("unlimited"),
     }

@@ -386,7 +386,7 @@ fn body_of_a_rejection_can_be_a_default() {
     let text = r#"defaults: {"*": {over_limit_body: slow, over_limit_content_type: text/x, by_unit: {day: {over_limit_body: tomorrow}}}}"#;
     let body = |rate_limit: &str| {
         let (domains, _) = applied(&rule(rate_limit), text);
-        let body = domains[0].descriptors[0].rule.as_ref().unwrap().over_limit_body.clone();
+        let body = domains[0].descriptors[0].rule.as_ref().unwrap().rejection.clone();
         (body.body.unwrap().to_string(), body.content_type.unwrap().to_string())
     };
     assert_eq!(body("{unit: day, requests_per_unit: 5}"), ("tomorrow".to_owned(), "text/x".to_owned()));
