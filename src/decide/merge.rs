@@ -11,7 +11,7 @@
 //! Decides: which limit and headers a response shows.
 //! Decides: headers for the upstream and the client, and how many limits they name (`MAX_LISTED_EXCEEDED_LIMITS`).
 //! Decides: what SHADOW_MODE changes in an answer (`;shadow`).
-//! Decides: Retry-After: rounded to whole seconds, at least 1, none, after a block.
+//! Decides: Retry-After: rounded to whole seconds, at least 1, none, after a block, with `jitter`.
 //! Decides: the body of a rejection (`over_limit_body`) if several reject; the delay of a request with several.
 //! Decides: characters of a limit's name in a header (`encode_limit_name`); the answer of a block.
 //! Decides: which of several descriptors fills `RateLimit-*` and the other headers.
@@ -26,11 +26,12 @@ use super::blocks::{Block, BlockMatch};
 use super::charged_request::ChargedRequest;
 use super::decision::{DecideError, Decision, Header, ReportedStatus};
 use super::metadata;
-use super::outcome::{Answer, DescriptorOutcome, LimitVerdicts, combine_verdicts, quotas_reject, retry_after_us};
+use super::outcome::{Answer, DescriptorOutcome, combine_verdicts, quotas_reject, retry_after_us};
 use super::selected_request::SelectedRequest;
 use super::selection::{SelectedLimit, Selection};
 use super::status::DescriptorStatus;
 use crate::base::clock::Time;
+use crate::base::random::random_u64;
 use crate::rules::rule::RejectionResponse;
 use crate::settings::decisions::{DecisionSettings, LimitHeaderNames};
 
@@ -60,7 +61,7 @@ pub(super) fn merge_outcomes<'r>(
     append_limit_headers(&mut decision.request_headers, behaviour.request_limit_headers.as_ref(), statuses);
     if over_limit {
         decision.headers.extend(build_retry_after_header(charged));
-        let rejection = select_rejection_body(charged);
+        let rejection = rejection_responses(charged).find(|rejection| rejection.body.is_some());
         decision.body = rejection.and_then(|rejection| rejection.body.as_deref());
         let content_type = rejection.and_then(|rejection| rejection.content_type.as_deref());
         let content_type = content_type.map(|text| Header { name: "content-type", value: Cow::Borrowed(text) });
@@ -94,16 +95,14 @@ fn reject_blocked_request<'r>(charged: &ChargedRequest<'_, 'r, '_>, blocked: &Bl
     decision.metadata = metadata::build_block_metadata(&decider.behaviour, request, blocked);
 }
 
-/// First body of the descriptors that reject the request. Exceeded quotas do only if all are.
-fn select_rejection_body<'r>(charged: &ChargedRequest<'_, 'r, '_>) -> Option<&'r RejectionResponse> {
+/// Responses of the rules that reject the request. Exceeded quotas do only if all are.
+fn rejection_responses<'r>(charged: &ChargedRequest<'_, 'r, '_>) -> impl Iterator<Item = &'r RejectionResponse> {
     let quotas_reject = quotas_reject(charged.limit_verdicts());
-    let rejects = |limit_verdicts: &LimitVerdicts| {
-        limit_verdicts.hard.rejects() || quotas_reject && limit_verdicts.quotas.is_some()
-    };
     let decided = charged.selected.selections.iter().zip(charged.limit_verdicts());
-    let rejecting = decided.filter(|(_, limit_verdicts)| rejects(limit_verdicts));
-    let bodies = rejecting.filter_map(|(selection, _)| selection.rejection);
-    bodies.into_iter().find(|rejection| rejection.body.is_some())
+    let rejecting = decided.filter(move |(_, limit_verdicts)| {
+        limit_verdicts.hard.rejects() || quotas_reject && limit_verdicts.quotas.is_some()
+    });
+    rejecting.filter_map(|(selection, _)| selection.rejection)
 }
 
 /// Appends the `RateLimit-*` headers of the last exceeded limit that is not a quota, else of the first with the least
@@ -131,11 +130,24 @@ fn append_limit_headers<'r>(
     ]);
 }
 
-/// `Retry-After` header: seconds until the same request could pass, rounded up, at least 1. `None` if it never will.
+/// `Retry-After` header: seconds until the same request could pass, rounded up, at least 1, and a random number of
+/// seconds up to the largest `jitter` of the rules that reject. `None` if it never will pass.
 fn build_retry_after_header<'r>(charged: &ChargedRequest<'_, 'r, '_>) -> Option<Header<'r>> {
     let name = charged.selected.decider.behaviour.retry_after_header.as_deref()?;
-    let wait_us = retry_after_us(charged.limit_verdicts())?;
-    Some(Header { name, value: Cow::Owned(wait_us.div_ceil(1_000_000).max(1).to_string()) })
+    let wait_s = retry_after_us(charged.limit_verdicts())?.div_ceil(1_000_000).max(1);
+    let jitter = rejection_responses(charged).map(|rejection| rejection.jitter_milli_percent).max().unwrap_or(0);
+    let wait_s = if jitter > 0 { wait_s.saturating_add(jitter_s(wait_s, jitter, random_u64())) } else { wait_s };
+    Some(Header { name, value: Cow::Owned(wait_s.to_string()) })
+}
+
+/// Whole seconds from 0 to `jitter_milli_percent` of a wait, rounded up, by a random number of 64 bits. All are equally
+/// likely, but for the last one if the percentage is no whole number of seconds.
+pub fn jitter_s(wait_s: u64, jitter_milli_percent: u32, random: u64) -> u64 {
+    const WHOLE: u128 = 100_000;
+    // A wait is below 2^45 s: microseconds in 64 bits.
+    let choices = u128::from(wait_s) * u128::from(jitter_milli_percent) + WHOLE;
+    let chosen = choices.saturating_mul(u128::from(random)) >> 64;
+    u64::try_from(chosen / WHOLE).unwrap_or(u64::MAX)
 }
 
 /// Maximum number of limits that the header of exceeded limits names; `...` stands for more.

@@ -541,7 +541,7 @@ impl DescriptorCompiler<'_, '_> {
         Some(CompiledRateLimit { allowance, replaces, rejection, at })
     }
 
-    /// Body of a rejection: beside or in the `rate_limit`, else that of the defaults.
+    /// Response to a rejection: keys beside or in the `rate_limit`, else that of the defaults.
     fn compile_rejection(
         &mut self,
         beside: &DescriptorSpec,
@@ -568,16 +568,22 @@ impl DescriptorCompiler<'_, '_> {
             let message = "`over_limit_content_type` without `over_limit_body`";
             self.reader.report_warning(content_type.at, field_path, message, "it has no effect; add a body");
         }
-        limit::build_rejection(body, content_type.or(default_type))
+        let jitter = self.choose_in_or_beside_rate_limit(
+            beside.jitter.as_ref(),
+            inside.and_then(|keys| keys.jitter.as_ref()),
+            &field_path.with_key("jitter"),
+        );
+        let jitter = jitter.or(defaults().find_map(|keys| keys.jitter.as_ref()));
+        limit::build_rejection(body, content_type.or(default_type), jitter.copied())
     }
 
     /// Returns the value of a key that may be written beside or inside `rate_limit`; reports one in both places.
-    fn choose_in_or_beside_rate_limit<'w>(
+    fn choose_in_or_beside_rate_limit<'w, T>(
         &mut self,
-        beside: Option<&'w Spanned<Arc<str>>>,
-        inside: Option<&'w Spanned<Arc<str>>>,
+        beside: Option<&'w Spanned<T>>,
+        inside: Option<&'w Spanned<T>>,
         field_path: &FieldPath<'_>,
-    ) -> Option<&'w Spanned<Arc<str>>> {
+    ) -> Option<&'w Spanned<T>> {
         if let (Some(_), Some(inside)) = (beside, inside) {
             let message = "this is written beside `rate_limit` too";
             self.reader.report_error(inside.at, field_path, message, "write it in one of the two places");

@@ -184,6 +184,17 @@ pub struct RejectionResponse {
     pub body: Option<Arc<str>>,
     /// Content type, if any; free of control characters.
     pub content_type: Option<Arc<str>>,
+    /// Maximum random addition to `Retry-After`, in thousandths of a percent of the wait; 0: none.
+    pub jitter_milli_percent: u32,
+}
+
+impl RejectionResponse {
+    /// Returns this response, completed by another: the body with its content type, and the jitter.
+    pub fn or(&self, other: &Self) -> Self {
+        let text = if self.body.is_some() { self } else { other };
+        let jitter = if self.jitter_milli_percent > 0 { self } else { other };
+        Self { jitter_milli_percent: jitter.jitter_milli_percent, ..text.clone() }
+    }
 }
 
 /// A descriptor of a rule file, as a node of the rule tree.

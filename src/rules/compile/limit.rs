@@ -36,9 +36,11 @@ use crate::rules::yaml::Spanned;
 pub(super) fn build_rejection(
     body: Option<&Spanned<Arc<str>>>,
     content_type: Option<&Spanned<Arc<str>>>,
+    jitter: Option<Spanned<u32>>,
 ) -> RejectionResponse {
     let shared = |spanned: &Spanned<Arc<str>>| Arc::clone(&spanned.value);
-    RejectionResponse { body: body.map(shared), content_type: content_type.map(shared) }
+    let jitter_milli_percent = jitter.map_or(0, |jitter| jitter.value);
+    RejectionResponse { body: body.map(shared), content_type: content_type.map(shared), jitter_milli_percent }
 }
 
 /// Converts `defaults` to those of limits that are sent with a request.
@@ -60,6 +62,7 @@ pub(super) fn convert_override_defaults(keys: &DefaultableKeys, options: &Compil
         epoch,
         over_limit_body: body,
         over_limit_content_type: content_type,
+        jitter,
     } = keys;
     let overshoot = max_overshoot.map_or(Overshoot::DEFAULT, |spanned| spanned.value);
     let consistency = consistency.map(|spanned| match spanned.value {
@@ -75,7 +78,7 @@ pub(super) fn convert_override_defaults(keys: &DefaultableKeys, options: &Compil
         consistency,
         on_store_error: Some(on_store_error.map_or(options.on_store_error, |spanned| spanned.value)),
         epoch: epoch.map_or(0, |spanned| spanned.value),
-        rejection: build_rejection(body.as_ref(), content_type.as_ref()),
+        rejection: build_rejection(body.as_ref(), content_type.as_ref(), *jitter),
     }
 }
 

@@ -227,7 +227,8 @@ impl PlanRuleCompiler<'_, '_> {
             );
         let entry = self.find_looked_up_entry(choice, field_path)?;
         let (table, default) = (table?, default?);
-        let own = limit::build_rejection(written.over_limit_body.as_ref(), written.over_limit_content_type.as_ref());
+        let (body, content_type) = (written.over_limit_body.as_ref(), written.over_limit_content_type.as_ref());
+        let own = limit::build_rejection(body, content_type, written.jitter);
         let metadata = written.metadata.take().map(|metadata| metadata.value);
         let rule_under = |plan: &CompiledPlan, choices: Option<PlanChoices>| Rule {
             path: place.path.clone(),
@@ -235,7 +236,7 @@ impl PlanRuleCompiler<'_, '_> {
             allowance: plan.allowance_with_modes_of(written),
             replaces: plan.replaces.clone(),
             metadata: metadata.clone(),
-            rejection: if own.body.is_some() { own.clone() } else { plan.rejection.clone() },
+            rejection: own.or(&plan.rejection),
             detailed_metric: written.detailed_metric,
             logging: written.logging.map(|logging| logging.value),
             plan: Some(Box::new(RulePlan { name: Arc::clone(&plan.name), table, choices })),

@@ -116,6 +116,8 @@ defaultable_keys! {
         "Body of a rejection, 64 KiB at most.";
     OverLimitContentType "over_limit_content_type" over_limit_content_type in [Defaults, RateLimit, DomainDefaults]: Arc<str> as ContentType,
         "Content type of over_limit_body.";
+    Jitter "jitter" jitter in [Defaults, RateLimit, DomainDefaults]: u32 as Percentage,
+        "Random addition to the Retry-After of a rejection: at most this percentage of the wait. If absent: none.";
 }
 
 impl DefaultableKeys {

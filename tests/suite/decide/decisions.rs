@@ -15,6 +15,7 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 use tollkeeper::base::clock::Time;
 use tollkeeper::base::pb::RateLimitDescriptor;
+use tollkeeper::decide::merge::jitter_s;
 use tollkeeper::serve::grpc::call::CallHead;
 use tollkeeper::serve::grpc::decode;
 use tollkeeper::serve::health::{Health, HealthRequirements};
@@ -820,6 +821,52 @@ fn retry_after_and_body_are_those_of_the_limits_that_reject() {
         assert_eq!(said(request), (true, seconds, body.to_owned()), "{request}");
     }
     assert_eq!(said("month; room"), (false, None, String::new()));
+}
+
+#[test]
+fn retry_after_has_jitter_of_the_rule_that_rejects() {
+    let rules = "defaults: {jitter: 50%}
+descriptors:
+  - {key: hour, jitter: 10%, rate_limit: [{unit: hour, requests_per_unit: 1}]}
+  - {key: day, rate_limit: {unit: day, requests_per_unit: 1}}
+  - {key: shadow, jitter: 100%, shadow_mode: true, rate_limit: {unit: day, requests_per_unit: 1}}";
+    let service = test_service(&[], rules);
+    let waits = |descriptors: &str| {
+        let wait = |_| {
+            let response = decide(&service, &shop_request(descriptors));
+            let headers = &response.response.response_headers_to_add;
+            let retry_after = headers.iter().find(|header| header.key == "Retry-After").expect("a Retry-After");
+            retry_after.value.parse::<u64>().expect("seconds")
+        };
+        let all: Vec<u64> = (0..200).map(wait).collect();
+        (*all.iter().min().expect("200"), *all.iter().max().expect("200"))
+    };
+    decide(&service, &shop_request("hour; day; shadow"));
+    // Of 200 random numbers none is in the first tenth, or in the last, once in a billion runs.
+    let table = [("hour", 3_600, 360), ("hour; shadow", 3_600, 360), ("day", 43_200, 21_600)];
+    for (descriptors, wait, most) in table {
+        let (shortest, longest) = waits(descriptors);
+        assert!((wait..wait + most / 10).contains(&shortest), "{descriptors}: {shortest}");
+        assert!((wait + most * 9 / 10..=wait + most).contains(&longest), "{descriptors}: {longest}");
+    }
+}
+
+#[test]
+fn jitter_is_rounded_up_and_equally_likely() {
+    for (wait_s, jitter, counts) in
+        [(60, 10_000, &[143_u32; 7][..]), (1, 10_000, &[910, 90]), (25, 10_000, &[286, 286, 286, 142])]
+    {
+        let mut found = vec![0_u32; counts.len()];
+        for step in 0..1_000 {
+            let added_s = jitter_s(wait_s, jitter, step * (u64::MAX / 1_000));
+            found[usize::try_from(added_s).expect("few seconds")] += 1;
+        }
+        assert!(
+            found.iter().zip(counts).all(|(found, expected)| found.abs_diff(*expected) <= 1),
+            "{wait_s}: {found:?}"
+        );
+    }
+    assert!(jitter_s(u64::MAX, 100_000, u64::MAX) > 0, "no overflow");
 }
 
 #[test]
