@@ -95,7 +95,8 @@ fn reject_blocked_request<'r>(charged: &ChargedRequest<'_, 'r, '_>, blocked: &Bl
     decision.metadata = metadata::build_block_metadata(&decider.behaviour, request, blocked);
 }
 
-/// Responses of the rules that reject the request. Exceeded quotas do only if all are.
+/// Responses of the rules that reject the request. Those with quotas count only if all quotas of the request are
+/// exceeded.
 fn rejection_responses<'r>(charged: &ChargedRequest<'_, 'r, '_>) -> impl Iterator<Item = &'r RejectionResponse> {
     let quotas_reject = quotas_reject(charged.limit_verdicts());
     let decided = charged.selected.selections.iter().zip(charged.limit_verdicts());
@@ -131,7 +132,8 @@ fn append_limit_headers<'r>(
 }
 
 /// `Retry-After` header: seconds until the same request could pass, rounded up, at least 1, and a random number of
-/// seconds up to the largest `jitter` of the rules that reject. `None` if it never will pass.
+/// seconds up to the largest `jitter` of the rules that reject. `None` if no such header is configured, or if the
+/// request will never pass.
 fn build_retry_after_header<'r>(charged: &ChargedRequest<'_, 'r, '_>) -> Option<Header<'r>> {
     let name = charged.selected.decider.behaviour.retry_after_header.as_deref()?;
     let wait_s = retry_after_us(charged.limit_verdicts())?.div_ceil(1_000_000).max(1);
@@ -140,8 +142,8 @@ fn build_retry_after_header<'r>(charged: &ChargedRequest<'_, 'r, '_>) -> Option<
     Some(Header { name, value: Cow::Owned(wait_s.to_string()) })
 }
 
-/// Whole seconds from 0 to `jitter_milli_percent` of a wait, rounded up, by a random number of 64 bits. All are equally
-/// likely, but for the last one if the percentage is no whole number of seconds.
+/// Picks a whole number of seconds from 0 to `jitter_milli_percent` of a wait, rounded up, by 64 random bits. All are
+/// equally likely, except the last one if that share of the wait is not whole.
 pub fn jitter_s(wait_s: u64, jitter_milli_percent: u32, random: u64) -> u64 {
     const WHOLE: u128 = 100_000;
     // A wait is below 2^45 s: microseconds in 64 bits.

@@ -84,7 +84,7 @@ rule_keys! {
 rule_keys! {
     /// Value of `plan`.
     #[derive(Clone, Debug, Default)]
-    pub struct PlanChoiceSpec of [Plan] {
+    pub struct PlanLookupSpec of [Plan] {
         tollkeeper "from" from: Option<Spanned<String>>, "Name of the table. Required.";
         envoy "key" key: Option<Spanned<String>>,
             "The key of the entry whose value is looked up, if it is not the last.";
@@ -107,7 +107,7 @@ rule_keys! {
             "The values of the entry, by one operator, in place of value.";
         envoy "rate_limit" rate_limit: RateLimitSpec,
             "Limits of a descriptor that ends here: one as a mapping, or several as a list, all of which must pass. If absent: no limit.";
-        tollkeeper "plan" plan: Option<Spanned<PlanChoiceSpec>>,
+        tollkeeper "plan" plan: Option<Spanned<PlanLookupSpec>>,
             "Plan whose limits decide, chosen by a table for each value; in place of rate_limit.";
         envoy "shadow_mode" shadow_mode: bool = "false",
             "Shadow mode: the limits of the descriptor are counted and reported, but reject nothing.";
@@ -118,7 +118,7 @@ rule_keys! {
         tollkeeper "over_limit_content_type" over_limit_content_type: Option<Spanned<Arc<str>>> as ContentType,
             "Content type of over_limit_body.";
         tollkeeper "jitter" jitter: Option<Spanned<u32>> as Percentage,
-            "Random addition to the Retry-After of a rejection: at most this percentage of the wait. If absent: none.";
+            "Random addition to the Retry-After of a rejection: at most this percentage of the wait, rounded up to whole seconds. If absent: none.";
         envoy "detailed_metric" detailed_metric: bool = "false",
             "Metrics of this rule are named after the whole path with the request's values. Avoid it where clients choose the values.";
         envoy "value_to_metric" value_to_metric: bool = "false",
@@ -137,7 +137,7 @@ rule_keys! {
         at: Position,
         /// Index in the list as written, from 0.
         index: usize,
-        /// A key could not be read and was reported, so that a missing key is not reported too.
+        /// An unknown or misplaced key was reported, so that a missing key is not reported too.
         unreadable: bool,
     }
 }
@@ -205,8 +205,9 @@ impl RateLimitEntry {
         self.requests_per_unit.map_or(0, |requests| requests.value)
     }
 
-    /// Position of the key; `None` if it is not written, or if its value is a flag, a list or a name.
-    pub fn key_position(&self, key: &str) -> Option<Position> {
+    /// Position of a key; `None` if it is not written, or if the type of its field keeps no position (`name`,
+    /// `replaces`, `unlimited`, the modes).
+    pub fn written_position(&self, key: &str) -> Option<Position> {
         self.written_keys().find(|written| written.value == key).map(|written| written.at)
     }
 }

@@ -1,4 +1,4 @@
-//! What is said of a key of a rule file: its sections, the type of its value, default and description.
+//! The row of a key: its sections, the type of its value, default and description.
 //!
 //! The keys are declared in `document`. The reader, the JSON Schema and the messages about unknown and misplaced keys
 //! follow from the rows, and tests compare `config/reference.yaml` with them.
@@ -80,9 +80,9 @@ impl Section {
         }
     }
 
-    /// Go type into which envoyproxy/ratelimit reads the section, in messages about a value of another type; for a
-    /// section that it does not have, the name.
-    pub(crate) const fn go_type(self) -> &'static str {
+    /// What a section is called in messages about a value of another type: the Go type into which envoyproxy/ratelimit
+    /// reads it, or a word for a section that it does not have.
+    pub(crate) const fn type_in_messages(self) -> &'static str {
         match self {
             Root => "map[interface {}]interface {}",
             Descriptor => "config.YamlDescriptor",
@@ -96,7 +96,7 @@ impl Section {
     }
 
     /// Returns `true` for a section of a rule file.
-    pub fn is_of_rule_files(self) -> bool {
+    pub fn is_in_rule_files(self) -> bool {
         !matches!(self, DefaultsFile | DomainDefaults)
     }
 }

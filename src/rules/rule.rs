@@ -190,7 +190,7 @@ pub struct RejectionResponse {
 
 impl RejectionResponse {
     /// Returns this response, completed by another: the body with its content type, and the jitter.
-    pub fn or(&self, other: &Self) -> Self {
+    pub fn with_fallback(&self, other: &Self) -> Self {
         let text = if self.body.is_some() { self } else { other };
         let jitter = if self.jitter_milli_percent > 0 { self } else { other };
         Self { jitter_milli_percent: jitter.jitter_milli_percent, ..text.clone() }
@@ -383,6 +383,18 @@ pub struct RuleLimit {
     pub epoch: u64,
     /// Defaults of `TOLLKEEPER_RULE_DEFAULTS` that the limit cannot have, each with the reason.
     pub left_out_defaults: Vec<String>,
+}
+
+impl RuleLimit {
+    /// Returns `true` if two limits of a rule would count in one counter if it had the same key: candidates have their
+    /// own, and limits that are never active together keep out of each other's way.
+    pub fn can_share_counter(&self, other: &Self) -> bool {
+        let overlaps = match (self.active, other.active) {
+            (Some(one), Some(other)) => one.spec().overlaps(&other.spec()),
+            _ => true,
+        };
+        overlaps && !self.candidate && !other.candidate
+    }
 }
 
 /// A limit without anything else.

@@ -9,14 +9,14 @@
 use serde_json::{Map, Value, json};
 
 use crate::limit::period::Unit;
-use crate::rules::document::read::rule_file_keys;
+use crate::rules::document::read::all_keys;
 use crate::rules::key_table::{RuleFileKey, Section, ValueKind};
 
 /// Returns the schema of a rule file, draft 2020-12.
 pub fn rule_file_schema() -> Value {
     let definitions: Map<String, Value> = Section::ALL
         .into_iter()
-        .filter(|section| section.is_of_rule_files() && *section != Section::Root)
+        .filter(|section| section.is_in_rule_files() && *section != Section::Root)
         .map(|section| (section.name().to_owned(), section_schema(section)))
         .collect();
     let mut schema = Map::new();
@@ -68,7 +68,7 @@ fn nullable_section_schema(section: Section) -> Value {
 
 /// Schema of a mapping with the keys of a section.
 fn section_schema(section: Section) -> Value {
-    let keys = rule_file_keys().filter(|key| key.belongs_in(section));
+    let keys = all_keys().filter(|key| key.belongs_in(section));
     let properties: Map<String, Value> = keys.map(|key| (key.name.to_owned(), key_schema(key))).collect();
     let mut mapping = Map::new();
     mapping.insert("type".into(), json!("object"));

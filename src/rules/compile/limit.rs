@@ -129,7 +129,7 @@ pub(super) fn compile_unlimited(
     }
 }
 
-/// Compiles the limits of a rule; leaves out those with errors.
+/// Compiles the limits of a rule; leaves out those with errors after which nothing more can be checked.
 pub(super) fn compile_limits(
     reader: &mut DocumentReader<'_>,
     written: &[RateLimitEntry],
@@ -139,7 +139,6 @@ pub(super) fn compile_limits(
 ) -> Vec<RuleLimit> {
     // 0: none but named shadow limits, which then decide.
     let deciding = written.iter().filter(|one| !is_candidate_if_in_list(one)).count();
-    let mut compiled: Vec<CompiledLimitEntry<'_>> = Vec::with_capacity(written.len());
     // Bounded, because the checks below compare all pairs.
     if let Some(extra) = written.get(MAX_LIMITS_PER_DESCRIPTOR) {
         let message = format!("{} limits on one descriptor", written.len());
@@ -151,6 +150,7 @@ pub(super) fn compile_limits(
         );
         return Vec::new();
     }
+    let mut compiled: Vec<CompiledLimitEntry<'_>> = Vec::with_capacity(written.len());
     for one in written {
         let field_path = one.index.map_or(*field_path, |index| field_path.with_index(index));
         let candidate = deciding > 0 && is_candidate_if_in_list(one);
@@ -172,7 +172,7 @@ pub(super) fn compile_limits(
         check_against_other_limits(reader, &entry, &compiled, &field_path);
         compiled.push(entry);
     }
-    limit_defaults::apply_rule_defaults(reader, &mut compiled, scope, field_path);
+    limit_defaults::apply_defaults_file(reader, &mut compiled, scope, field_path);
     for CompiledLimitEntry { limit, written, .. } in compiled.iter().filter(|entry| !entry.written.unreadable) {
         let field_path = written.index.map_or(*field_path, |index| field_path.with_index(index));
         lints::warn_about_limit(reader, written, &limit.limit, scope, &field_path);
@@ -183,7 +183,7 @@ pub(super) fn compile_limits(
     let mut limits: Vec<RuleLimit> = compiled.into_iter().map(|entry| entry.limit).collect();
     limits.sort_by_key(|limit| limit.candidate);
     for candidate in limits.iter_mut().filter(|limit| limit.candidate) {
-        // A candidate that fails is counted, and nothing else.
+        // If the store fails, a candidate admits.
         candidate.limit = candidate.limit.with_on_store_error(StoreFailurePolicy::Allow);
     }
     limits
@@ -214,13 +214,8 @@ fn check_against_other_limits(
     field_path: &FieldPath<'_>,
 ) {
     let CompiledLimitEntry { limit: RuleLimit { limit, name, candidate, .. }, written, .. } = entry;
-    let is_active_with = |other: &RuleLimit| match (entry.limit.active, other.active) {
-        (Some(one), Some(other)) => one.spec().overlaps(&other.spec()),
-        _ => true,
-    };
     let shares_counter = |other: &CompiledLimitEntry<'_>| {
-        let other = &other.limit;
-        !candidate && !other.candidate && has_same_counter(&other.limit, limit) && is_active_with(other)
+        has_same_counter(&other.limit.limit, limit) && entry.limit.can_share_counter(&other.limit)
     };
     if others.iter().any(shares_counter) {
         let message = match limit.is_concurrent() {
@@ -270,7 +265,7 @@ fn compile_limit<'w>(
     }
     let mut keys = LimitKeys::new(written, period, sole, scope);
     // Defaults are added to a limit without contradictions.
-    while let Err(error) = Limit::new(&keys.to_spec())
+    while let Err(error) = Limit::new(&keys.resolve_spec())
         && !matches!(error, LimitError::ReserveTooSmall { .. })
     {
         report_limit_error(reader, written, error, field_path);
@@ -280,7 +275,7 @@ fn compile_limit<'w>(
         }
     }
     keys.add_rule_file_defaults(scope.rule_file_defaults());
-    let spec = keys.to_spec();
+    let spec = keys.resolve_spec();
     check_overshoot(reader, written, &spec, field_path);
     check_global_scope_keys(reader, written, &spec, field_path);
     check_reservation_estimate(reader, written, &spec, field_path);
@@ -292,7 +287,7 @@ fn compile_limit<'w>(
             report_limit_error(reader, written, error, field_path);
             keys.clear_key(error.rule_file_key());
         }
-        keys.build(has_no_regions)
+        keys.build_limit(has_no_regions)
     });
     Some((limit.ok()?, keys))
 }
@@ -460,6 +455,6 @@ fn report_limit_error(
         }
         LimitError::ReserveTooSmall { .. } => "raise the limit or `reserve`, or use `scope: region`",
     };
-    let at = written.key_position(error.rule_file_key()).unwrap_or(written.at);
+    let at = written.written_position(error.rule_file_key()).unwrap_or(written.at);
     reader.report_error(at, &field_path.with_key(error.rule_file_key()), error.to_string(), hint);
 }

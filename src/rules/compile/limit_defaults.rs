@@ -85,8 +85,7 @@ pub(super) struct LimitKeys<'w> {
 }
 
 impl<'w> LimitKeys<'w> {
-    /// Keys of a limit without defaults, but for those that may contradict its own keys and so make it invalid:
-    /// `algorithm` of the rule file.
+    /// Keys of a limit, with `algorithm` of the rule file's defaults, against which its own keys are checked.
     pub(super) fn new(written: &'w RateLimitEntry, period: Period, sole: bool, scope: &DomainSettings<'w>) -> Self {
         let defaults = DefaultableKeys { algorithm: scope.rule_file_defaults().algorithm, ..DefaultableKeys::NONE };
         Self { written: Cow::Borrowed(written), defaults, period, sole, options: scope.options }
@@ -97,15 +96,15 @@ impl<'w> LimitKeys<'w> {
         self.written.defaultable.epoch.or(self.defaults.epoch).map_or(0, |epoch| epoch.value)
     }
 
-    /// Returns the limit with these keys. `any_reserve`: a global limit that is too small for its reserve becomes one of
-    /// its region, as `scope: global` has no effect without regions.
+    /// Returns the limit with these keys. `region_if_too_small`: a global limit that is too small for its reserve becomes
+    /// one of its region, as `scope: global` has no effect without regions.
     ///
     /// # Errors
     /// Keys contradict each other, or the limit is too small or too large for them.
-    pub(super) fn build(&self, any_reserve: bool) -> Result<Limit, LimitError> {
-        let spec = self.to_spec();
+    pub(super) fn build_limit(&self, region_if_too_small: bool) -> Result<Limit, LimitError> {
+        let spec = self.resolve_spec();
         match Limit::new(&spec) {
-            Err(LimitError::ReserveTooSmall { .. }) if any_reserve => {
+            Err(LimitError::ReserveTooSmall { .. }) if region_if_too_small => {
                 Limit::new(&LimitSpec { scope: Some(Scope::Region), ..spec })
             }
             result => result,
@@ -124,7 +123,7 @@ impl<'w> LimitKeys<'w> {
                 )
             };
             if let Some(with) = self.with_default(key, defaults)
-                && !Limit::new(&with.to_spec()).is_err_and(contradicts)
+                && !Limit::new(&with.resolve_spec()).is_err_and(contradicts)
             {
                 *self = with;
             }
@@ -158,8 +157,8 @@ impl<'w> LimitKeys<'w> {
         }
     }
 
-    /// The limit with these keys, valid or not.
-    pub(super) fn to_spec(&self) -> LimitSpec {
+    /// The limit with these keys, valid or not: a default that does not apply to the algorithm has no effect.
+    pub(super) fn resolve_spec(&self) -> LimitSpec {
         let (written, own, given, options) = (&*self.written, &self.written.defaultable, &self.defaults, self.options);
         let algorithm = match written.concurrent {
             None => own.algorithm.or(given.algorithm).map(without_position).unwrap_or_default(),
@@ -220,7 +219,7 @@ fn without_position<T>(spanned: Spanned<T>) -> T {
 }
 
 /// Applies the defaults of `TOLLKEEPER_RULE_DEFAULTS` to the limits of a rule; warns about those that are left out.
-pub(super) fn apply_rule_defaults(
+pub(super) fn apply_defaults_file(
     reader: &mut DocumentReader<'_>,
     entries: &mut [CompiledLimitEntry<'_>],
     scope: &DomainSettings<'_>,
@@ -230,10 +229,9 @@ pub(super) fn apply_rule_defaults(
         return;
     }
     for index in 0..entries.len() {
-        // Candidates share no counter.
-        let candidate = entries[index].limit.candidate;
+        let this = &entries[index].limit;
         let others =
-            entries.iter().enumerate().filter(|(at, other)| *at != index && !candidate && !other.limit.candidate);
+            entries.iter().enumerate().filter(|(at, other)| *at != index && this.can_share_counter(&other.limit));
         let others: Vec<Limit> = others.map(|(_, other)| other.limit.limit).collect();
         let CompiledLimitEntry { limit, written, keys } = &mut entries[index];
         let field_path = written.index.map_or(*field_path, |index| field_path.with_index(index));
@@ -267,8 +265,8 @@ fn build_limit_with_default(
     before: &Limit,
     others: &[Limit],
 ) -> Result<Limit, String> {
-    let (former, spec) = (keys.to_spec(), with.to_spec());
-    if let Some(key) = find_key_without_effect(&former, &spec) {
+    let (former, spec) = (keys.resolve_spec(), with.resolve_spec());
+    if let Some(key) = find_key_losing_effect(&former, &spec) {
         return Err(format!("it contradicts `{key}`, which takes precedence"));
     }
     let needs_more = memcache::needs_more_than_increment;
@@ -276,7 +274,7 @@ fn build_limit_with_default(
         return Err("BACKEND_TYPE=memcache counts only fixed windows with their rejected hits".to_owned());
     }
     let was_too_small = matches!(Limit::new(&former), Err(LimitError::ReserveTooSmall { .. }));
-    let limit = with.build(was_too_small).map_err(|error| error.to_string())?;
+    let limit = with.build_limit(was_too_small).map_err(|error| error.to_string())?;
     if !has_same_counter(&limit, before) && others.iter().any(|other| has_same_counter(&limit, other)) {
         return Err("another limit of the descriptor has this algorithm and period".to_owned());
     }
@@ -285,7 +283,7 @@ fn build_limit_with_default(
 
 /// Returns the name of a key that has an effect in `before` but no longer in `after`, if there is one: a default that
 /// does not apply to the algorithm of `after`.
-fn find_key_without_effect(before: &LimitSpec, after: &LimitSpec) -> Option<&'static str> {
+fn find_key_losing_effect(before: &LimitSpec, after: &LimitSpec) -> Option<&'static str> {
     let lost = [
         ("window", before.window.is_some() && after.window.is_none()),
         ("queue_size", before.queue_size.is_some() && after.queue_size.is_none()),

@@ -15,7 +15,7 @@ use std::time::Duration;
 use super::limit;
 use crate::rules::diagnostic::{escape_for_message, find_similar_name};
 use crate::rules::document::fields::{DocumentReader, FieldPath};
-use crate::rules::document::{DescriptorSpec, PlanChoiceSpec, PlanSpec, TableSpec};
+use crate::rules::document::{DescriptorSpec, PlanLookupSpec, PlanSpec, TableSpec};
 use crate::rules::plan_table::{is_table_file, is_valid_plan_or_table_name};
 use crate::rules::rule::{
     PlanChoices, RejectionResponse, Rule, RuleAllowance, RulePlan, SourceLocation, TableDeclaration, TableSource,
@@ -206,7 +206,7 @@ impl PlanRuleCompiler<'_, '_> {
     /// Compiles the rule; reports names that are unknown.
     pub(super) fn compile_rule(
         &mut self,
-        choice: &Spanned<PlanChoiceSpec>,
+        choice: &Spanned<PlanLookupSpec>,
         written: &mut DescriptorSpec,
         place: &RulePlace,
         field_path: &FieldPath<'_>,
@@ -236,7 +236,7 @@ impl PlanRuleCompiler<'_, '_> {
             allowance: plan.allowance_with_modes_of(written),
             replaces: plan.replaces.clone(),
             metadata: metadata.clone(),
-            rejection: own.or(&plan.rejection),
+            rejection: own.with_fallback(&plan.rejection),
             detailed_metric: written.detailed_metric,
             logging: written.logging.map(|logging| logging.value),
             plan: Some(Box::new(RulePlan { name: Arc::clone(&plan.name), table, choices })),
@@ -252,7 +252,7 @@ impl PlanRuleCompiler<'_, '_> {
     }
 
     /// Index of the entry whose value is looked up: the last, or that of `key`.
-    fn find_looked_up_entry(&mut self, choice: &PlanChoiceSpec, field_path: &FieldPath<'_>) -> Option<usize> {
+    fn find_looked_up_entry(&mut self, choice: &PlanLookupSpec, field_path: &FieldPath<'_>) -> Option<usize> {
         let last = self.path_keys.len().checked_sub(1)?;
         let (entry, at) = match &choice.key {
             None => (Some(last), choice.from.as_ref().map(|from| from.at).unwrap_or_default()),

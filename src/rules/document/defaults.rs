@@ -1,14 +1,14 @@
 //! The keys that a limit and `defaults` can both have, and contradictions within `defaults`.
 //!
-//! For a new row, the compiler asks for its value for limits of requests (`compile::limit`). What the key means for a
-//! limit is for `compile::limit_defaults` to say.
+//! A new row does not build until `convert_override_defaults` handles it, for limits that are sent with requests. What
+//! the key means for a limit is for `compile::limit_defaults` to say.
 //!
 //! Decides: which keys `defaults` may have, and which of them contradict each other (`check_defaults`).
 
 use std::sync::Arc;
 
 use super::fields::{DocumentReader, FieldPath};
-use super::keys::{KeyValue as _, OptionalValue as _, rule_keys};
+use super::keys::{ReadField as _, ReadValue as _, rule_keys};
 use crate::base::named_enum::named_enum;
 use crate::limit::algorithm::Algorithm;
 use crate::limit::window::WindowSpec;
@@ -78,7 +78,7 @@ macro_rules! defaultable_keys {
             /// Returns the name of a key, with its value if that is a word.
             pub fn describe_key(&self, key: DefaultableKey) -> String {
                 let word = match key {
-                    $(DefaultableKey::$variant => self.$field.as_ref().and_then(|spanned| spanned.value.word()),)+
+                    $(DefaultableKey::$variant => self.$field.as_ref().and_then(|spanned| spanned.value.fixed_word()),)+
                 };
                 word.map_or_else(|| key.name().to_owned(), |word| format!("{}: {word}", key.name()))
             }
@@ -88,7 +88,7 @@ macro_rules! defaultable_keys {
 
 defaultable_keys! {
     /// Keys that a limit and `defaults` can both have; those of `defaults` are for limits without them. They are in the
-    /// order in which the defaults of `TOLLKEEPER_RULE_DEFAULTS` are tried: an earlier one may exclude a later one.
+    /// order in which defaults are tried: an earlier one may exclude a later one. Those of a rule file try `window` first.
     Algorithm "algorithm" algorithm: Algorithm = "fixed_window", "Algorithm that counts hits.";
     Consistency "consistency" consistency: ConsistencyWord = "strict",
         "strict: every hit is counted in the store before it is admitted. eventual: answered from this process, within max_overshoot.";
@@ -117,7 +117,7 @@ defaultable_keys! {
     OverLimitContentType "over_limit_content_type" over_limit_content_type in [Defaults, RateLimit, DomainDefaults]: Arc<str> as ContentType,
         "Content type of over_limit_body.";
     Jitter "jitter" jitter in [Defaults, RateLimit, DomainDefaults]: u32 as Percentage,
-        "Random addition to the Retry-After of a rejection: at most this percentage of the wait. If absent: none.";
+        "Random addition to the Retry-After of a rejection: at most this percentage of the wait, rounded up to whole seconds. If absent: none.";
 }
 
 impl DefaultableKeys {

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 
 use super::defaults::{DefaultableKeys, check_defaults};
 use super::fields::{DocumentReader, Field};
-use super::keys::{KeyValue, OptionalValue, rule_keys};
+use super::keys::{ReadField, ReadValue, rule_keys};
 use crate::limit::period::Unit;
 use crate::rules::diagnostic::escape_for_message;
 use crate::rules::key_table::{Section, ValueKind};
@@ -44,12 +44,12 @@ pub struct UnitDefaults {
 }
 
 /// Defaults by domain.
-impl OptionalValue for HashMap<String, DomainDefaults> {
+impl ReadValue for HashMap<String, DomainDefaults> {
     const KIND: ValueKind = ValueKind::Free;
 
     fn read_value(reader: &mut DocumentReader<'_>, field: &Field<'_>) -> Option<Self> {
         let mut domains = Self::new();
-        for (name, node) in reader.read_named_entries(field)? {
+        for (name, node) in reader.read_entries_with_any_name(field)? {
             let field_path = field.path.with_key(&name.value);
             if name.value.is_empty() || (name.value.contains('*') && name.value != ALL_DOMAINS) {
                 let message = format!("'{}' is not the name of a domain", escape_for_message(&name.value));
@@ -66,12 +66,12 @@ impl OptionalValue for HashMap<String, DomainDefaults> {
 }
 
 /// Defaults by unit.
-impl KeyValue for Vec<UnitDefaults> {
+impl ReadField for Vec<UnitDefaults> {
     const KIND: ValueKind = ValueKind::Free;
 
     fn read(reader: &mut DocumentReader<'_>, field: &Field<'_>) -> Self {
         let mut read = Self::new();
-        for (name, node) in reader.read_named_entries(field).unwrap_or_default() {
+        for (name, node) in reader.read_entries_with_any_name(field).unwrap_or_default() {
             let field_path = field.path.with_key(&name.value);
             let Some(unit) = Unit::from_name(&name.value) else {
                 let message = format!("invalid rate limit unit '{}'", escape_for_message(&name.value));
@@ -94,8 +94,12 @@ impl KeyValue for Vec<UnitDefaults> {
 }
 
 impl DocumentReader<'_> {
-    /// Returns the entries of a mapping with free names; none for null.
-    fn read_named_entries<'n>(&mut self, field: &Field<'n>) -> Option<Vec<(Spanned<String>, &'n YamlNode<'n>)>> {
+    /// Returns the entries of a mapping with free names; empty for null, `None` for a value that is no mapping, which is
+    /// reported.
+    fn read_entries_with_any_name<'n>(
+        &mut self,
+        field: &Field<'n>,
+    ) -> Option<Vec<(Spanned<String>, &'n YamlNode<'n>)>> {
         let map = match &field.node.content {
             YamlContent::Map(map) => map,
             _ if field.node.is_null() => return Some(Vec::new()),

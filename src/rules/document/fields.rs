@@ -131,7 +131,7 @@ impl DocumentReader<'_> {
         field_path: &'n FieldPath<'n>,
     ) -> Option<Vec<Field<'n>>> {
         let YamlContent::Map(map) = &node.content else {
-            self.report_wrong_type(node, section.go_type(), "write a mapping here", field_path);
+            self.report_wrong_type(node, section.type_in_messages(), "write a mapping here", field_path);
             return None;
         };
         let mut fields = Vec::with_capacity(map.len());
@@ -148,7 +148,7 @@ impl DocumentReader<'_> {
         Some(fields)
     }
 
-    /// Warns about a number or a word that is read, but hardly as its author meant: no value, `0100`, `yes`.
+    /// Warns about a number or a word that is read, but probably not as its author meant: no value, `0100`, `yes`.
     fn warn_about_spelling(&mut self, Field { key, node, path, .. }: &Field<'_>) {
         let Some(scalar) = node.as_scalar() else { return };
         let takes_number = matches!(key.kind, ValueKind::Count(..) | ValueKind::Overshoot);
@@ -206,7 +206,7 @@ impl DocumentReader<'_> {
                 return None;
             }
         };
-        let known = self.find_key(text, section);
+        let known = self.find_key_preferring(text, section);
         if known.is_none() {
             let hint = match (hint_for_mistaken_key(text, section), self.nearest_key(text, section)) {
                 (Some(hint), _) => hint.to_owned(),
@@ -224,7 +224,7 @@ impl DocumentReader<'_> {
     }
 
     /// Returns the row of a key in `section`, else that in another section.
-    fn find_key(&self, name: &str, section: Section) -> Option<&'static RuleFileKey> {
+    fn find_key_preferring(&self, name: &str, section: Section) -> Option<&'static RuleFileKey> {
         let mut named = self.key_tables.iter().copied().flatten().filter(|key| key.name == name);
         let first = named.next()?;
         Some(if first.belongs_in(section) { first } else { named.find(|key| key.belongs_in(section)).unwrap_or(first) })
@@ -248,13 +248,13 @@ impl DocumentReader<'_> {
             .map(|(_, name)| name)
     }
 
-    /// Returns the sections that have a key of this name, outermost first; only those of the same kind of file as
+    /// Returns the sections that have a key of this name, in the order of [`Section`]; only those of the same kind of file as
     /// `section`, if there are any.
     fn sections_of_key(&self, name: &str, section: Section) -> Vec<Section> {
         let has_key =
             |at: &Section| self.key_tables.iter().copied().flatten().any(|key| key.name == name && key.belongs_in(*at));
         let all: Vec<Section> = Section::ALL.into_iter().filter(has_key).collect();
-        let is_same_file = |at: &Section| at.is_of_rule_files() == section.is_of_rule_files();
+        let is_same_file = |at: &Section| at.is_in_rule_files() == section.is_in_rule_files();
         if all.iter().any(is_same_file) { all.into_iter().filter(is_same_file).collect() } else { all }
     }
 
@@ -278,7 +278,7 @@ impl DocumentReader<'_> {
                 "`unlimited` in a list of limits",
                 "write `rate_limit: {unlimited: true}` alone",
             );
-        } else if key.peer && section.is_of_rule_files() {
+        } else if key.peer && section.is_in_rule_files() {
             self.report_warning(at, &path, message, format!("it is ignored; it belongs in {belongs}"));
         } else {
             self.report_error(at, &path, message, format!("it belongs in {belongs}"));

@@ -1,7 +1,7 @@
 //! How a key of a rule file is declared, and how its value is read.
 //!
 //! [`rule_keys!`] makes a structure from rows: a row is a key, its field and the type of that field. The type says how
-//! the value is read ([`KeyValue`]).
+//! the value is read ([`ReadField`]).
 //!
 //! Decides: which type a key takes: `requests_per_unit: "10"`, `value: 404`, a key without a value.
 
@@ -19,8 +19,8 @@ use crate::rules::rule::{EntryOrder, RuleLogging};
 use crate::rules::yaml::{Position, Scalar, ScalarValue, Spanned, YamlContent, YamlNode};
 
 /// Type of a field that holds the value of a key. A key whose value is null counts as not written.
-pub trait KeyValue: Sized {
-    /// Type of the value, unless the row of the key names another.
+pub trait ReadField: Sized {
+    /// Kind of the value, unless the row of the key gives one with `as`.
     const KIND: ValueKind;
 
     /// Reads the value. Reports one that cannot be read, and leaves the field at its default.
@@ -33,20 +33,20 @@ pub trait KeyValue: Sized {
 }
 
 /// Type of a value that is written or not, so that its field is `Option<Spanned<Self>>`.
-pub trait OptionalValue: Sized {
-    /// Type of the value, unless the row of the key names another.
+pub trait ReadValue: Sized {
+    /// Kind of the value, unless the row of the key gives one with `as`.
     const KIND: ValueKind;
 
     /// Reads a value that is not null. Reports one that cannot be read.
     fn read_value(reader: &mut DocumentReader<'_>, field: &Field<'_>) -> Option<Self>;
 
     /// The value, if it is a word.
-    fn word(&self) -> Option<&'static str> {
+    fn fixed_word(&self) -> Option<&'static str> {
         None
     }
 }
 
-impl<T: OptionalValue> KeyValue for Option<Spanned<T>> {
+impl<T: ReadValue> ReadField for Option<Spanned<T>> {
     const KIND: ValueKind = T::KIND;
 
     fn read(reader: &mut DocumentReader<'_>, field: &Field<'_>) -> Self {
@@ -63,7 +63,7 @@ impl<T: OptionalValue> KeyValue for Option<Spanned<T>> {
 
 /// A structure with the keys of a section.
 pub trait SectionKeys {
-    /// Reads the value of one key; ignores a key of another section.
+    /// Reads the value of one key; ignores a key that this structure does not have.
     fn read_key(&mut self, reader: &mut DocumentReader<'_>, field: &Field<'_>);
 }
 
@@ -117,7 +117,7 @@ macro_rules! rule_keys {
             /// Keys that are written, with their positions, in the order of the rows; not those whose type keeps none.
             pub fn written_keys(&self) -> impl Iterator<Item = $crate::rules::yaml::Spanned<&'static str>> {
                 let positions =
-                    [$(($key, $crate::rules::document::keys::KeyValue::position(&self.$field)),)+].into_iter();
+                    [$(($key, $crate::rules::document::keys::ReadField::position(&self.$field)),)+].into_iter();
                 positions
                     .filter_map(|(value, at)| Some($crate::rules::yaml::Spanned { value, at: at? }))
                     $(.chain(self.$rest.written_keys()))?
@@ -131,7 +131,7 @@ macro_rules! rule_keys {
                 field: &$crate::rules::document::fields::Field<'_>,
             ) {
                 match field.key.name {
-                    $($key => self.$field = $crate::rules::document::keys::KeyValue::read(reader, field),)+
+                    $($key => self.$field = $crate::rules::document::keys::ReadField::read(reader, field),)+
                     _ => { $(self.$rest.read_key(reader, field))? }
                 }
             }
@@ -141,7 +141,7 @@ macro_rules! rule_keys {
     (@is_envoys tollkeeper) => { false };
     (@sections [$($section:ident),+]) => { &[$($crate::rules::key_table::Section::$section),+] };
     (@sections $all:tt [$($only:ident),+]) => { &[$($crate::rules::key_table::Section::$only),+] };
-    (@kind $type:ty) => { <$type as $crate::rules::document::keys::KeyValue>::KIND };
+    (@kind $type:ty) => { <$type as $crate::rules::document::keys::ReadField>::KIND };
     (@kind $type:ty, $($kind:tt)+) => { $crate::rules::key_table::ValueKind::$($kind)+ };
 }
 pub(crate) use rule_keys;
@@ -172,7 +172,7 @@ impl DocumentReader<'_> {
         })
     }
 
-    /// Parses the value of a key. Reports a mapping, a list, and an invalid value; null is invalid to no parser.
+    /// Parses the value of a key; `None` for null. Reports a mapping, a list, and an invalid value.
     pub(in crate::rules) fn read_scalar<T>(
         &mut self,
         field: &Field<'_>,
@@ -194,7 +194,8 @@ impl DocumentReader<'_> {
         }
     }
 
-    /// Reads a duration of whole seconds, because keys of counters and metrics name it so. Returns microseconds.
+    /// Reads a duration of whole seconds, because keys of counters and names of metrics contain it in seconds. Returns
+    /// microseconds.
     pub(super) fn read_whole_seconds(&mut self, field: &Field<'_>, name: &str) -> Option<u64> {
         self.read_scalar(field, |scalar| {
             let duration_us = value::parse_duration_us(scalar.text())?;
@@ -236,7 +237,7 @@ impl DocumentReader<'_> {
     }
 }
 
-impl OptionalValue for String {
+impl ReadValue for String {
     const KIND: ValueKind = ValueKind::Text;
 
     fn read_value(reader: &mut DocumentReader<'_>, field: &Field<'_>) -> Option<Self> {
@@ -250,7 +251,7 @@ impl OptionalValue for String {
 }
 
 /// Text with the position of the value, for messages that point into it.
-impl OptionalValue for Spanned<String> {
+impl ReadValue for Spanned<String> {
     const KIND: ValueKind = ValueKind::Text;
 
     fn read_value(reader: &mut DocumentReader<'_>, field: &Field<'_>) -> Option<Self> {
@@ -259,7 +260,7 @@ impl OptionalValue for Spanned<String> {
 }
 
 /// Text; empty if it is not written.
-impl KeyValue for Spanned<String> {
+impl ReadField for Spanned<String> {
     const KIND: ValueKind = ValueKind::Text;
 
     fn read(reader: &mut DocumentReader<'_>, field: &Field<'_>) -> Self {
@@ -268,7 +269,7 @@ impl KeyValue for Spanned<String> {
 }
 
 /// Text; empty if it is not written.
-impl KeyValue for String {
+impl ReadField for String {
     const KIND: ValueKind = ValueKind::Text;
 
     fn read(reader: &mut DocumentReader<'_>, field: &Field<'_>) -> Self {
@@ -276,7 +277,7 @@ impl KeyValue for String {
     }
 }
 
-impl OptionalValue for bool {
+impl ReadValue for bool {
     const KIND: ValueKind = ValueKind::Flag;
 
     fn read_value(reader: &mut DocumentReader<'_>, field: &Field<'_>) -> Option<Self> {
@@ -287,13 +288,13 @@ impl OptionalValue for bool {
         None
     }
 
-    fn word(&self) -> Option<&'static str> {
+    fn fixed_word(&self) -> Option<&'static str> {
         Some(if *self { "true" } else { "false" })
     }
 }
 
 /// `false` if it is not written.
-impl KeyValue for bool {
+impl ReadField for bool {
     const KIND: ValueKind = ValueKind::Flag;
 
     fn read(reader: &mut DocumentReader<'_>, field: &Field<'_>) -> Self {
@@ -302,7 +303,7 @@ impl KeyValue for bool {
 }
 
 /// A number, or a duration in microseconds, as the row of the key says.
-impl OptionalValue for u64 {
+impl ReadValue for u64 {
     const KIND: ValueKind = ValueKind::Count(0, Self::MAX);
 
     fn read_value(reader: &mut DocumentReader<'_>, field: &Field<'_>) -> Option<Self> {
@@ -315,7 +316,7 @@ impl OptionalValue for u64 {
 }
 
 /// A number, or thousandths of a percent, as the row of the key says.
-impl OptionalValue for u32 {
+impl ReadValue for u32 {
     const KIND: ValueKind = ValueKind::Count(0, Self::MAX as u64);
 
     fn read_value(reader: &mut DocumentReader<'_>, field: &Field<'_>) -> Option<Self> {
@@ -327,7 +328,7 @@ impl OptionalValue for u32 {
     }
 }
 
-impl OptionalValue for Overshoot {
+impl ReadValue for Overshoot {
     const KIND: ValueKind = ValueKind::Overshoot;
 
     fn read_value(reader: &mut DocumentReader<'_>, field: &Field<'_>) -> Option<Self> {
@@ -335,17 +336,17 @@ impl OptionalValue for Overshoot {
     }
 }
 
-/// Implements [`OptionalValue`] for enums with words, by the function that finds the value of a word.
+/// Implements [`ReadValue`] for enums with words, by the function that finds the value of a word.
 macro_rules! word_values {
     ($($type:ident::$from_name:ident,)+) => {$(
-        impl OptionalValue for $type {
+        impl ReadValue for $type {
             const KIND: ValueKind = ValueKind::Choice(Self::NAMES);
 
             fn read_value(reader: &mut DocumentReader<'_>, field: &Field<'_>) -> Option<Self> {
                 reader.read_word(field, Self::NAMES, Self::$from_name)
             }
 
-            fn word(&self) -> Option<&'static str> {
+            fn fixed_word(&self) -> Option<&'static str> {
                 Some(self.name())
             }
         }

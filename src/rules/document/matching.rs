@@ -3,7 +3,7 @@
 //! Decides: how many operators a `match` may have: one.
 
 use super::fields::{DocumentReader, Field};
-use super::keys::{KeyValue, OptionalValue, SectionKeys as _, rule_keys};
+use super::keys::{ReadField, ReadValue, SectionKeys as _, rule_keys};
 use crate::rules::key_table::{Section, ValueKind};
 use crate::rules::rule::EntryOrder;
 use crate::rules::yaml::{Spanned, YamlContent};
@@ -74,8 +74,8 @@ rule_keys! {
 /// Suggested fix for a `match` without one operator.
 const OPERATOR_HINT: &str = "write one of `in`, `cidr`, `regex`, or `not` around one of them";
 
-/// The first word if it is not written.
-impl KeyValue for EntryOrder {
+/// `as_written` if it is not written.
+impl ReadField for EntryOrder {
     const KIND: ValueKind = ValueKind::Choice(Self::NAMES);
 
     fn read(reader: &mut DocumentReader<'_>, field: &Field<'_>) -> Self {
@@ -83,7 +83,7 @@ impl KeyValue for EntryOrder {
     }
 }
 
-impl OptionalValue for MatchingSpec {
+impl ReadValue for MatchingSpec {
     const KIND: ValueKind = ValueKind::Table(Section::Matching);
 
     fn read_value(reader: &mut DocumentReader<'_>, field: &Field<'_>) -> Option<Self> {
@@ -93,27 +93,27 @@ impl OptionalValue for MatchingSpec {
 }
 
 /// `None` if it cannot be read, which was reported.
-impl OptionalValue for Option<MatchSpec> {
+impl ReadValue for Option<MatchSpec> {
     const KIND: ValueKind = ValueKind::Table(Section::Match);
 
     fn read_value(reader: &mut DocumentReader<'_>, field: &Field<'_>) -> Option<Self> {
-        Some(reader.read_operator(field, Section::Match))
+        Some(reader.read_match(field, Section::Match))
     }
 }
 
 /// Value of `not`.
-impl OptionalValue for MatchSpec {
+impl ReadValue for MatchSpec {
     const KIND: ValueKind = ValueKind::Table(Section::Negation);
 
     fn read_value(reader: &mut DocumentReader<'_>, field: &Field<'_>) -> Option<Self> {
-        let negated = reader.read_operator(field, Section::Negation)?;
+        let negated = reader.read_match(field, Section::Negation)?;
         Some(Self { negated: true, ..negated })
     }
 }
 
 impl DocumentReader<'_> {
-    /// Reads the only operator of a mapping; reports none, or several.
-    fn read_operator(&mut self, field: &Field<'_>, section: Section) -> Option<MatchSpec> {
+    /// Reads a `match` or a `not`. Reports a mapping with no operator or with several.
+    fn read_match(&mut self, field: &Field<'_>, section: Section) -> Option<MatchSpec> {
         let errors = self.found.error_count();
         let fields = self.read_fields(field.node, section, &field.path)?;
         let mut keys = MatchKeys::default();
@@ -139,7 +139,7 @@ impl DocumentReader<'_> {
     }
 }
 
-impl OptionalValue for SetSpec {
+impl ReadValue for SetSpec {
     const KIND: ValueKind = ValueKind::Set;
 
     fn read_value(reader: &mut DocumentReader<'_>, field: &Field<'_>) -> Option<Self> {
@@ -164,7 +164,17 @@ impl OptionalValue for SetSpec {
             }
             YamlContent::Map(_) => {
                 let mut keys = MatchSetKeys::default();
+                let errors = reader.found.error_count();
                 reader.read_section(&mut keys, field.node, Section::MatchSet, &field.path);
+                if keys.file.is_none() && reader.found.error_count() == errors {
+                    let hint = "write `{file: NAME.txt}`, or a list";
+                    reader.report_error(
+                        field.node.at,
+                        &field.path,
+                        format!("`{}` without a file", field.key.name),
+                        hint,
+                    );
+                }
                 Some(Self::File(keys.file?.value))
             }
             YamlContent::Scalar(_) => {

@@ -9,12 +9,12 @@ use serde_json::{Map, Value};
 use super::defaults::DefaultableKeys;
 use super::defaults_file::{DefaultsFileKeys, DomainDefaults};
 use super::fields::{DocumentReader, Field, FieldPath, detect_non_rule_file};
-use super::keys::{KeyValue, OptionalValue, SectionKeys as _};
+use super::keys::{ReadField, ReadValue, SectionKeys as _};
 use super::matching::{MatchKeys, MatchSetKeys, MatchingSpec};
 use super::times::{ActiveKeys, BanKeys, ReservationKeys, WindowKeys};
 use super::value;
 use super::{
-    DescriptorSpec, Document, PlanChoiceSpec, PlanSpec, RateLimitEntry, RateLimitSpec, ReplacesKeys, TableSpec,
+    DescriptorSpec, Document, PlanLookupSpec, PlanSpec, RateLimitEntry, RateLimitSpec, ReplacesKeys, TableSpec,
 };
 use crate::rules::diagnostic::{Diagnostics, escape_for_message};
 use crate::rules::key_table::{MAX_OVER_LIMIT_BODY_BYTES, RuleFileKey, Section, ValueKind};
@@ -35,14 +35,14 @@ const KEY_TABLES: [&[RuleFileKey]; 16] = [
     BanKeys::KEYS,
     ReservationKeys::KEYS,
     ActiveKeys::KEYS,
-    PlanChoiceSpec::KEYS,
+    PlanLookupSpec::KEYS,
     TableSpec::KEYS,
     DefaultsFileKeys::KEYS,
     DomainDefaults::KEYS,
 ];
 
 /// Returns the keys of all sections, of rule files and of files of defaults.
-pub fn rule_file_keys() -> impl Iterator<Item = &'static RuleFileKey> {
+pub fn all_keys() -> impl Iterator<Item = &'static RuleFileKey> {
     KEY_TABLES.into_iter().flatten()
 }
 
@@ -75,12 +75,12 @@ pub fn read_document(reader: &mut DocumentReader<'_>, root: &YamlNode<'_>) -> Op
     Some(document)
 }
 
-impl KeyValue for Vec<DescriptorSpec> {
+impl ReadField for Vec<DescriptorSpec> {
     const KIND: ValueKind = ValueKind::Tables(Section::Descriptor);
 
     fn read(reader: &mut DocumentReader<'_>, field: &Field<'_>) -> Self {
         let mut descriptors = Self::new();
-        for (index, node) in reader.read_mappings(field, "[]config.YamlDescriptor") {
+        for (index, node) in reader.read_list_of_mappings(field, "[]config.YamlDescriptor") {
             let field_path = field.path.with_index(index);
             let errors = reader.found.error_count();
             let mut read = DescriptorSpec { at: node.at, index, ..DescriptorSpec::default() };
@@ -96,12 +96,12 @@ impl KeyValue for Vec<DescriptorSpec> {
     }
 }
 
-impl KeyValue for Vec<PlanSpec> {
+impl ReadField for Vec<PlanSpec> {
     const KIND: ValueKind = ValueKind::NamedLimits;
 
     fn read(reader: &mut DocumentReader<'_>, field: &Field<'_>) -> Self {
         let mut plans = Self::new();
-        for (name, node) in reader.read_named_elements(field, "plan") {
+        for (name, node) in reader.read_entries_with_checked_names(field, "plan") {
             let path = field.path.with_key(&name.value);
             let rate_limit = RateLimitSpec::read(reader, &Field { node, at: name.at, path, ..*field });
             if matches!(rate_limit, RateLimitSpec::None) {
@@ -114,12 +114,12 @@ impl KeyValue for Vec<PlanSpec> {
     }
 }
 
-impl KeyValue for Vec<TableSpec> {
+impl ReadField for Vec<TableSpec> {
     const KIND: ValueKind = ValueKind::NamedTables(Section::Table);
 
     fn read(reader: &mut DocumentReader<'_>, field: &Field<'_>) -> Self {
         let mut tables = Self::new();
-        for (name, node) in reader.read_named_elements(field, "table") {
+        for (name, node) in reader.read_entries_with_checked_names(field, "table") {
             let errors = reader.found.error_count();
             let mut read = TableSpec { name: name.clone(), ..TableSpec::default() };
             reader.read_section(&mut read, node, Section::Table, &field.path.with_key(&name.value));
@@ -130,7 +130,7 @@ impl KeyValue for Vec<TableSpec> {
     }
 }
 
-impl OptionalValue for PlanChoiceSpec {
+impl ReadValue for PlanLookupSpec {
     const KIND: ValueKind = ValueKind::Table(Section::Plan);
 
     fn read_value(reader: &mut DocumentReader<'_>, field: &Field<'_>) -> Option<Self> {
@@ -142,7 +142,7 @@ impl OptionalValue for PlanChoiceSpec {
     }
 }
 
-impl OptionalValue for DefaultableKeys {
+impl ReadValue for DefaultableKeys {
     const KIND: ValueKind = ValueKind::Table(Section::Defaults);
 
     fn read_value(reader: &mut DocumentReader<'_>, field: &Field<'_>) -> Option<Self> {
@@ -152,7 +152,7 @@ impl OptionalValue for DefaultableKeys {
 }
 
 /// Value of `metadata`.
-impl OptionalValue for Map<String, Value> {
+impl ReadValue for Map<String, Value> {
     const KIND: ValueKind = ValueKind::Free;
 
     fn read_value(reader: &mut DocumentReader<'_>, field: &Field<'_>) -> Option<Self> {
@@ -165,7 +165,7 @@ impl OptionalValue for Map<String, Value> {
     }
 }
 
-impl KeyValue for RateLimitSpec {
+impl ReadField for RateLimitSpec {
     const KIND: ValueKind = ValueKind::Limits;
 
     fn read(reader: &mut DocumentReader<'_>, field: &Field<'_>) -> Self {
@@ -182,7 +182,7 @@ impl KeyValue for RateLimitSpec {
             }
             YamlContent::List(_) => {
                 let mut limits = Vec::new();
-                for (index, node) in reader.read_mappings(field, "[]config.YamlRateLimit") {
+                for (index, node) in reader.read_list_of_mappings(field, "[]config.YamlRateLimit") {
                     let limit = reader.read_limit(node, Section::Limit, &field.path.with_index(index));
                     limits.push(RateLimitEntry { index: Some(index), ..limit });
                 }
@@ -191,7 +191,7 @@ impl KeyValue for RateLimitSpec {
             YamlContent::Scalar(_) if field.node.is_null() => Self::None,
             YamlContent::Scalar(_) => {
                 let hint = "write a mapping such as {unit: minute, requests_per_unit: 10}";
-                reader.report_wrong_type(field.node, Section::RateLimit.go_type(), hint, &field.path);
+                reader.report_wrong_type(field.node, Section::RateLimit.type_in_messages(), hint, &field.path);
                 Self::Unreadable
             }
         }
@@ -199,12 +199,12 @@ impl KeyValue for RateLimitSpec {
 }
 
 /// Names in `replaces`, including empty ones.
-impl KeyValue for Vec<Spanned<String>> {
+impl ReadField for Vec<Spanned<String>> {
     const KIND: ValueKind = ValueKind::Tables(Section::Replaces);
 
     fn read(reader: &mut DocumentReader<'_>, field: &Field<'_>) -> Self {
         let mut names = Self::new();
-        for (index, node) in reader.read_mappings(field, "[]config.yamlReplaces") {
+        for (index, node) in reader.read_list_of_mappings(field, "[]config.yamlReplaces") {
             let mut keys = ReplacesKeys::default();
             reader.read_section(&mut keys, node, Section::Replaces, &field.path.with_index(index));
             names.push(keys.name.unwrap_or(Spanned { value: String::new(), at: node.at }));
@@ -214,7 +214,7 @@ impl KeyValue for Vec<Spanned<String>> {
 }
 
 /// Text that rules share: the body of a rejection, or its content type.
-impl OptionalValue for Arc<str> {
+impl ReadValue for Arc<str> {
     const KIND: ValueKind = ValueKind::Body;
 
     fn read_value(reader: &mut DocumentReader<'_>, field: &Field<'_>) -> Option<Self> {
@@ -248,7 +248,7 @@ impl DocumentReader<'_> {
 
     /// Returns the elements of a list of mappings with their indices; none for null. Reports a value that is not
     /// convertible to the Go type `into`, and elements that are not mappings.
-    fn read_mappings<'n>(&mut self, field: &Field<'n>, into: &str) -> Vec<(usize, &'n YamlNode<'n>)> {
+    fn read_list_of_mappings<'n>(&mut self, field: &Field<'n>, into: &str) -> Vec<(usize, &'n YamlNode<'n>)> {
         let mut elements = Vec::new();
         match &field.node.content {
             YamlContent::List(list) => {
@@ -271,7 +271,11 @@ impl DocumentReader<'_> {
     }
 
     /// Returns the elements of a mapping from names that the user chooses. Reports invalid names, and leaves them out.
-    fn read_named_elements<'n>(&mut self, field: &Field<'n>, kind: &str) -> Vec<(Spanned<String>, &'n YamlNode<'n>)> {
+    fn read_entries_with_checked_names<'n>(
+        &mut self,
+        field: &Field<'n>,
+        kind: &str,
+    ) -> Vec<(Spanned<String>, &'n YamlNode<'n>)> {
         let YamlContent::Map(map) = &field.node.content else {
             if !field.node.is_null() {
                 self.report_wrong_type(field.node, "a mapping", "write a mapping from names", &field.path);

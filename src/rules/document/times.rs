@@ -5,7 +5,7 @@
 use std::num::NonZeroU32;
 
 use super::fields::{DocumentReader, Field};
-use super::keys::{OptionalValue, rule_keys};
+use super::keys::{ReadValue, rule_keys};
 use super::value::{InvalidValue, parse_duration_us};
 use crate::limit::active::{ActiveSpec, Weekdays};
 use crate::limit::ban::{Ban, MAX_REJECTIONS_BEFORE_BAN};
@@ -70,7 +70,7 @@ rule_keys! {
     }
 }
 
-impl OptionalValue for WindowSpec {
+impl ReadValue for WindowSpec {
     const KIND: ValueKind = ValueKind::Table(Section::Window);
 
     fn read_value(reader: &mut DocumentReader<'_>, field: &Field<'_>) -> Option<Self> {
@@ -96,7 +96,7 @@ impl OptionalValue for WindowSpec {
 }
 
 /// A duration, or a mapping with the duration and the rejections before the ban.
-impl OptionalValue for Ban {
+impl ReadValue for Ban {
     const KIND: ValueKind = ValueKind::DurationOrTable(Section::Ban);
 
     fn read_value(reader: &mut DocumentReader<'_>, field: &Field<'_>) -> Option<Self> {
@@ -120,7 +120,7 @@ impl OptionalValue for Ban {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BanLength(u64);
 
-impl OptionalValue for BanLength {
+impl ReadValue for BanLength {
     const KIND: ValueKind = ValueKind::Duration;
 
     fn read_value(reader: &mut DocumentReader<'_>, field: &Field<'_>) -> Option<Self> {
@@ -132,7 +132,7 @@ impl OptionalValue for BanLength {
 }
 
 /// The time within which reservations are settled, or a mapping.
-impl OptionalValue for ReservationPolicy {
+impl ReadValue for ReservationPolicy {
     const KIND: ValueKind = ValueKind::DurationOrTable(Section::ReservationPolicy);
 
     fn read_value(reader: &mut DocumentReader<'_>, field: &Field<'_>) -> Option<Self> {
@@ -154,7 +154,7 @@ impl OptionalValue for ReservationPolicy {
     }
 }
 
-impl OptionalValue for ActiveSpec {
+impl ReadValue for ActiveSpec {
     const KIND: ValueKind = ValueKind::Table(Section::Active);
 
     fn read_value(reader: &mut DocumentReader<'_>, field: &Field<'_>) -> Option<Self> {
@@ -177,7 +177,7 @@ impl OptionalValue for ActiveSpec {
 }
 
 /// Days as text, `mon-fri` or `sat,sun`, or as a list of such.
-impl OptionalValue for Weekdays {
+impl ReadValue for Weekdays {
     const KIND: ValueKind = ValueKind::Days;
 
     fn read_value(reader: &mut DocumentReader<'_>, field: &Field<'_>) -> Option<Self> {
@@ -207,7 +207,7 @@ impl OptionalValue for Weekdays {
     }
 }
 
-impl OptionalValue for Zone {
+impl ReadValue for Zone {
     const KIND: ValueKind = ValueKind::Text;
 
     fn read_value(reader: &mut DocumentReader<'_>, field: &Field<'_>) -> Option<Self> {
@@ -223,7 +223,7 @@ impl OptionalValue for Zone {
     }
 }
 
-impl OptionalValue for TimeOfDay {
+impl ReadValue for TimeOfDay {
     const KIND: ValueKind = ValueKind::TimeOfDay;
 
     fn read_value(reader: &mut DocumentReader<'_>, field: &Field<'_>) -> Option<Self> {

@@ -18,7 +18,7 @@ use tollkeeper::limit::{Consistency, Limit, LimitSpec, Overshoot, StoreFailurePo
 use tollkeeper::rules::compile::options::CompileOptions;
 use tollkeeper::rules::compile::{CompiledRules, RuleText, compile_texts};
 use tollkeeper::rules::diagnostic::Diagnostics;
-use tollkeeper::rules::document::read::rule_file_keys;
+use tollkeeper::rules::document::read::all_keys;
 use tollkeeper::rules::key_table::Section;
 use tollkeeper::rules::rule::rlconfig::format_rlconfig;
 use tollkeeper::rules::rule::set::RuleSet;
@@ -89,7 +89,7 @@ fn example_and_reference_load_without_warnings() {
 #[test]
 fn reference_has_every_key_at_its_default() {
     let text = read("config/reference.yaml");
-    for key in rule_file_keys().filter(|key| key.sections.iter().any(|section| section.is_of_rule_files())) {
+    for key in all_keys().filter(|key| key.sections.iter().any(|section| section.is_in_rule_files())) {
         let assigned: Vec<&str> = text
             .lines()
             .flat_map(|line| line.split([',', '{']))
@@ -134,7 +134,7 @@ fn reference_equals_the_defaults() {
 #[test]
 fn committed_schema_matches_the_code() {
     assert_up_to_date(&generated::schemas());
-    for place in Section::ALL.into_iter().filter(|section| section.is_of_rule_files()).skip(1) {
+    for place in Section::ALL.into_iter().filter(|section| section.is_in_rule_files()).skip(1) {
         assert!(rule_file_schema()["$defs"][place.name()]["properties"].is_object(), "{}", place.name());
     }
     for file in ["config/example.yaml", "config/reference.yaml"] {

@@ -7,7 +7,7 @@ use std::num::NonZeroU16;
 use proptest::prelude::*;
 use tollkeeper::rules::compile::options::CompileOptions;
 use tollkeeper::rules::compile::{RuleText, compile_texts};
-use tollkeeper::rules::document::read::rule_file_keys;
+use tollkeeper::rules::document::read::all_keys;
 use tollkeeper::rules::key_table::Section;
 use tollkeeper::rules::rule::changes::{LimitList, RuleChanges};
 use tollkeeper::rules::rule::decompile::{LimitPlace, format_limit_on_one_line, format_rule_file_with_limits};
@@ -144,7 +144,7 @@ fn text_of_a_limit_has_every_key() {
         let text = rule_file("", &[format!("{{{limit}}}")]);
         printed.extend(assert_texts_compile_to_equal_limits(&text).unwrap_or_else(|| panic!("invalid: {limit}")));
     }
-    let of_limits = rule_file_keys().filter(|key| key.sections.contains(&Section::Limit)).map(|key| key.name);
+    let of_limits = all_keys().filter(|key| key.sections.contains(&Section::Limit)).map(|key| key.name);
     // Texts of a rejection are keys of the rule.
     let expected: BTreeSet<&str> = of_limits.filter(|key| !key.starts_with("over_limit_")).collect();
     assert_eq!(printed, expected);

@@ -275,6 +275,16 @@ fn default_that_a_limit_cannot_have_is_left_out_with_the_reason() {
 }
 
 #[test]
+fn limits_that_are_never_active_together_have_the_same_default() {
+    let day = r#"{unit: minute, requests_per_unit: 9, active: {from: "08:00", to: "20:00"}}"#;
+    let night = r#"{unit: minute, requests_per_unit: 3, active: {from: "20:00", to: "08:00"}}"#;
+    let text = "defaults: {shop: {algorithm: sliding_window_counter}}";
+    let (domains, warnings) = applied(&rule(&format!("[{day}, {night}]")), text);
+    let algorithms: Vec<Algorithm> = limits(&domains).iter().map(|limit| limit.limit.algorithm()).collect();
+    assert_eq!(algorithms, [Algorithm::SlidingWindowCounter; 2], "{warnings}");
+}
+
+#[test]
 fn global_default_is_left_out_of_limits_that_cannot_be_global() {
     let global = "defaults: {shop: {scope: global}}";
     let cases = [
@@ -462,13 +472,12 @@ fn committed_schema_of_defaults_matches_the_code() {
 
 mod keys {
     use tollkeeper::rules::document::defaults::DefaultableKey;
-    use tollkeeper::rules::document::read::rule_file_keys;
+    use tollkeeper::rules::document::read::all_keys;
     use tollkeeper::rules::key_table::Section;
 
     #[test]
     fn defaultable_keys_are_those_that_defaults_can_have() {
-        let mut rows: Vec<_> =
-            rule_file_keys().filter(|key| key.belongs_in(Section::Defaults)).map(|key| key.name).collect();
+        let mut rows: Vec<_> = all_keys().filter(|key| key.belongs_in(Section::Defaults)).map(|key| key.name).collect();
         let mut names = DefaultableKey::NAMES.to_vec();
         rows.sort_unstable();
         names.sort_unstable();
