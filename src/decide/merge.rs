@@ -100,10 +100,9 @@ fn reject_blocked_request<'r>(charged: &ChargedRequest<'_, 'r, '_>, blocked: &Bl
 fn rejection_responses<'r>(charged: &ChargedRequest<'_, 'r, '_>) -> impl Iterator<Item = &'r RejectionResponse> {
     let quotas_reject = quotas_reject(charged.limit_verdicts());
     let decided = charged.selected.selections.iter().zip(charged.limit_verdicts());
-    let rejecting = decided.filter(move |(_, limit_verdicts)| {
-        limit_verdicts.hard.rejects() || quotas_reject && limit_verdicts.quotas.is_some()
-    });
-    rejecting.filter_map(|(selection, _)| selection.rejection)
+    decided.filter_map(move |(selection, verdicts)| {
+        selection.rejection.filter(|_| verdicts.hard.rejects() || quotas_reject && verdicts.quotas.is_some())
+    })
 }
 
 /// Appends the `RateLimit-*` headers of the last exceeded limit that is not a quota, else of the first with the least
