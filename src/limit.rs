@@ -464,7 +464,7 @@ impl Limit {
         self.max_wait_us
     }
 
-    /// [`Limit::max_wait_us`] as scripts know it: [`Limit::UNBOUNDED_MAX_WAIT_US`] from 35 years on.
+    /// [`Limit::max_wait_us`] as scripts know it: `Limit::UNBOUNDED_MAX_WAIT_US` from 35 years on.
     pub fn max_tokens_wait_us(&self) -> u64 {
         self.max_wait_us.min(Self::UNBOUNDED_MAX_WAIT_US)
     }

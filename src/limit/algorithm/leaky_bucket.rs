@@ -28,7 +28,7 @@ pub struct State {
     pub part: u64,
     /// Places at the end that a refund may remove: those left of the request admitted last. 0 beside a mark.
     pub tail: u32,
-    /// Size of the queue, if the level alone does not tell; below [`TAIL_IS_SIZE`].
+    /// Size of the queue, if the level alone does not tell; below `TAIL_IS_SIZE`.
     pub mark: Option<RememberedSize>,
     /// Time of the last charge.
     pub last: Time,

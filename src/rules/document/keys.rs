@@ -1,6 +1,6 @@
 //! How a key of a rule file is declared, and how its value is read.
 //!
-//! [`rule_keys!`] makes a structure from rows: a row is a key, its field and the type of that field. The type says how
+//! `rule_keys!` makes a structure from rows: a row is a key, its field and the type of that field. The type says how
 //! the value is read ([`ReadField`]).
 //!
 //! Decides: which type a key takes: `requests_per_unit: "10"`, `value: 404`, a key without a value.
