@@ -60,8 +60,8 @@ pub(super) fn merge_outcomes<'r>(
     append_limit_headers(&mut decision.headers, behaviour.limit_headers.as_ref(), statuses);
     append_limit_headers(&mut decision.request_headers, behaviour.request_limit_headers.as_ref(), statuses);
     if over_limit {
-        decision.headers.extend(build_retry_after_header(charged));
-        let rejection = rejection_responses(charged).find(|rejection| rejection.body.is_some());
+        let (rejection, jitter) = combine_rejection_responses(charged);
+        decision.headers.extend(build_retry_after_header(charged, jitter));
         decision.body = rejection.and_then(|rejection| rejection.body.as_deref());
         let content_type = rejection.and_then(|rejection| rejection.content_type.as_deref());
         let content_type = content_type.map(|text| Header { name: "content-type", value: Cow::Borrowed(text) });
@@ -95,13 +95,16 @@ fn reject_blocked_request<'r>(charged: &ChargedRequest<'_, 'r, '_>, blocked: &Bl
     decision.metadata = metadata::build_block_metadata(&decider.behaviour, request, blocked);
 }
 
-/// Responses of the rules that reject the request. Those with quotas count only if all quotas of the request are
-/// exceeded.
-fn rejection_responses<'r>(charged: &ChargedRequest<'_, 'r, '_>) -> impl Iterator<Item = &'r RejectionResponse> {
+/// Returns the first response with a body of the rules that reject the request, and their largest jitter. Rules with
+/// quotas count only if all quotas of the request are exceeded.
+fn combine_rejection_responses<'r>(charged: &ChargedRequest<'_, 'r, '_>) -> (Option<&'r RejectionResponse>, u32) {
     let quotas_reject = quotas_reject(charged.limit_verdicts());
     let decided = charged.selected.selections.iter().zip(charged.limit_verdicts());
-    decided.filter_map(move |(selection, verdicts)| {
+    let rejecting = decided.filter_map(|(selection, verdicts)| {
         selection.rejection.filter(|_| verdicts.hard.rejects() || quotas_reject && verdicts.quotas.is_some())
+    });
+    rejecting.fold((None, 0), |(with_body, jitter), response| {
+        (with_body.or(response.body.is_some().then_some(response)), jitter.max(response.jitter_milli_percent))
     })
 }
 
@@ -131,14 +134,13 @@ fn append_limit_headers<'r>(
 }
 
 /// `Retry-After` header: seconds until the same request could pass, rounded up, at least 1, and a random number of
-/// seconds up to the largest `jitter` of the rules that reject. `None` if no such header is configured, or if the
+/// seconds up to the jitter. `None` if no such header is configured, or if the
 /// request will never pass.
-fn build_retry_after_header<'r>(charged: &ChargedRequest<'_, 'r, '_>) -> Option<Header<'r>> {
+fn build_retry_after_header<'r>(charged: &ChargedRequest<'_, 'r, '_>, jitter_milli_percent: u32) -> Option<Header<'r>> {
     let name = charged.selected.decider.behaviour.retry_after_header.as_deref()?;
     let wait_s = retry_after_us(charged.limit_verdicts())?.div_ceil(1_000_000).max(1);
-    let jitter = rejection_responses(charged).map(|rejection| rejection.jitter_milli_percent).max().unwrap_or(0);
-    let wait_s = if jitter > 0 { wait_s.saturating_add(jitter_s(wait_s, jitter, random_u64())) } else { wait_s };
-    Some(Header { name, value: Cow::Owned(wait_s.to_string()) })
+    let added_s = if jitter_milli_percent > 0 { jitter_s(wait_s, jitter_milli_percent, random_u64()) } else { 0 };
+    Some(Header { name, value: Cow::Owned(wait_s.saturating_add(added_s).to_string()) })
 }
 
 /// Picks a whole number of seconds from 0 to `jitter_milli_percent` of a wait, rounded up, by 64 random bits. All are

@@ -53,7 +53,7 @@ pub(super) struct Selection<'r> {
     shared: SmallVec<[(usize, &'r [u8]); 1]>,
     /// Hash of the path of its counters, stable within this process; 0 without limits.
     pub(super) key: u128,
-    /// Body and content type of a rejection.
+    /// Response to a rejection.
     pub(super) rejection: Option<&'r RejectionResponse>,
     /// Rules of the domain, if it has any.
     pub(super) domain: Option<&'r DomainRules>,

@@ -207,7 +207,7 @@ impl DocumentReader<'_> {
     }
 
     /// Reads a whole number in the range of its row.
-    fn read_count(&mut self, field: &Field<'_>, (min, max): (u64, u64)) -> Option<u64> {
+    fn read_count(&mut self, field: &Field<'_>, min: u64, max: u64) -> Option<u64> {
         let number = match field.node.as_scalar().map(|scalar| scalar.value()) {
             Some(ScalarValue::Int(number)) => u64::try_from(number).ok(),
             _ => None,
@@ -308,7 +308,7 @@ impl ReadValue for u64 {
 
     fn read_value(reader: &mut DocumentReader<'_>, field: &Field<'_>) -> Option<Self> {
         match field.key.kind {
-            ValueKind::Count(min, max) => reader.read_count(field, (min, max)),
+            ValueKind::Count(min, max) => reader.read_count(field, min, max),
             ValueKind::WholeSeconds => reader.read_whole_seconds(field, field.key.name),
             _ => reader.read_scalar(field, |scalar| value::parse_duration_us(scalar.text())),
         }
