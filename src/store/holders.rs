@@ -6,7 +6,9 @@
 //! `max_duration`, and the log says so once. One check alone tells nothing: anyone can send one in any name, and an
 //! Envoy may send them too rarely.
 //!
-//! With Redis, replicas share what they heard: an Envoy sends its checks to all of them, its calls to one.
+//! With Redis, replicas share what they heard: an Envoy sends its checks to all of them, its calls to one. So a replica
+//! may believe for a while that an Envoy is dead which took a slot elsewhere, as after its restart. A slot of a dead
+//! holder is therefore free only if it was taken half of the timeout before the holder was found dead, or earlier.
 //!
 //! Silence counts only while somebody listens. After a process stood still, or its clock was set, the silence of each
 //! holder begins anew; with Redis, after no replica told what it heard. Else all slots would be free when it goes on.
@@ -201,6 +203,21 @@ impl SlotHolderTable {
         }
     }
 
+    /// Returns true if a slot that a holder took at `taken` is free because the holder is dead.
+    pub fn is_slot_of_dead(&self, id: HolderId, taken: Time, now: Time) -> bool {
+        // After a clock was set back, slots of before seem to be taken later.
+        let is_old = taken > now || now.since_us(taken) >= self.least_age_of_free_slot_us(now);
+        is_old && self.is_dead(id, now)
+    }
+
+    /// Age in microseconds from which a slot of a dead holder is free: a younger one was taken by an Envoy that is back,
+    /// and of which this process did not hear yet.
+    fn least_age_of_free_slot_us(&self, now: Time) -> u64 {
+        let dead = self.shared_dead.read().unwrap_or_else(PoisonError::into_inner);
+        let since_told_us = dead.as_ref().map_or(0, |dead| now.since_us(dead.told));
+        (self.timeout_us.load(Ordering::Relaxed) / 2).saturating_add(since_told_us)
+    }
+
     /// Takes the heartbeats that were not yet sent to the shared table.
     pub fn take_heartbeats(&self, now: Time) -> Vec<HolderHeartbeat> {
         let mut holders = self.holders.write().unwrap_or_else(PoisonError::into_inner);
@@ -231,14 +248,18 @@ impl SlotHolderTable {
         now.since_us(dead.told) <= self.timeout_us.load(Ordering::Relaxed) / 2
     }
 
-    /// Encodes the dead holders for a script: eight bytes each. Those that this process just heard are left out.
+    /// Encodes the dead holders for a script, eight bytes each, after the age in microseconds from which their slots are
+    /// free. Those that this process just heard are left out; without any there is nothing.
     pub fn encode_dead_holders(&self, now: Time) -> Vec<u8> {
+        let least_age_us = self.least_age_of_free_slot_us(now);
         let timeout_us = self.timeout_us.load(Ordering::Relaxed);
         let own = self.holders.read().unwrap_or_else(PoisonError::into_inner);
         let dead = self.shared_dead.read().unwrap_or_else(PoisonError::into_inner);
         let is_heard = |id: &HolderId| own.get(id).is_some_and(|holder| now.since_us(holder.heard) <= timeout_us);
         let dead = dead.iter().filter(|dead| self.is_dead_list_fresh(dead, now)).flat_map(|dead| &dead.ids);
-        dead.filter(|id| !is_heard(id)).flat_map(|id| id.0.to_le_bytes()).collect()
+        let mut dead = dead.filter(|id| !is_heard(id)).peekable();
+        let age = dead.peek().map(|_| least_age_us.to_le_bytes());
+        age.into_iter().chain(dead.map(|id| id.0.to_le_bytes())).flatten().collect()
     }
 
     /// Logs, once for each, holders whose slots have no heartbeats; forgets those that were silent for a day.

@@ -74,7 +74,8 @@ fn holder_table_key(prefix: &str) -> Bytes {
 
 async fn exchange_heartbeats(calls: &RedisCallSender, deployment: &Deployment, key: &Bytes) -> Result<(), RedisError> {
     let holders = calls.fallback.slot_holders();
-    let heartbeats = holders.take_heartbeats(calls.clock.now());
+    let asked = calls.clock.now();
+    let heartbeats = holders.take_heartbeats(asked);
     let mut argument = BytesMut::with_capacity(16 + 24 * heartbeats.len());
     put_time(&mut argument, None);
     argument.put_u64_le(to_micros(holders.timeout()));
@@ -89,7 +90,7 @@ async fn exchange_heartbeats(calls: &RedisCallSender, deployment: &Deployment, k
     let dead = called.and_then(|reply| decode_dead_holders(&reply).ok_or(RedisError::BadReply));
     match dead {
         Ok(dead) => {
-            holders.set_shared_dead_holders(dead.into_iter(), calls.clock.now());
+            holders.set_shared_dead_holders(dead.into_iter(), asked);
             Ok(())
         }
         Err(error) => {

@@ -289,7 +289,7 @@ pub fn encode_charges(charges: &[OwnedCharge], time: CallTime) -> Bytes {
 }
 
 /// Encodes the slot of a call: an argument that `lua/slots.lua` documents. Calls that may look for slots of others, for
-/// seats or for room for a tombstone, have the holders that are dead, up to 8 KB.
+/// seats or for room for a tombstone, have the holders that are dead, up to 8 KB, and how old their slots must be.
 pub fn encode_slot(slot: &SlotUse, holders: &SlotHolderTable, now: Time) -> Bytes {
     let SlotUse { id, token, holder, action } = *slot;
     let number = match action {

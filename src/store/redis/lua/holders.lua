@@ -7,8 +7,8 @@
 -- that died last first.
 -- State: a sorted set: identity -> time of the last heartbeat in milliseconds, at most 10 000, and 'last_call' -> time
 -- of the last call. Holders that were silent for a day are removed; their slots end with max_duration. Silence counts
--- only while a replica listens: if none called for half of the timeout, or the clock was set back, all holders count
--- as heard now.
+-- only while a replica listens: if none called for half of the timeout, holders that were not dead by then count as
+-- heard now; if the clock was set back, all do.
 -- Writes: ZADD, ZREMRANGEBYSCORE. TTL: a day.
 --
 -- Decides: in Redis: when an Envoy is dead; its silence while no replica listened.
@@ -21,7 +21,8 @@ local last_call = redis.pcall('ZSCORE', key, 'last_call')
 if type(last_call) == 'table' then return last_call end
 last_call = tonumber(last_call) or 0
 if now_ms < last_call or now_ms - last_call > timeout / 2000 then
-  for _, id in ipairs(redis.call('ZREVRANGEBYSCORE', key, '+inf', '-inf')) do redis.call('ZADD', key, now_ms, id) end
+  local oldest = now_ms < last_call and '-inf' or string.format('%.0f', last_call - floor(timeout / 1000))
+  for _, id in ipairs(redis.call('ZREVRANGEBYSCORE', key, '+inf', oldest)) do redis.call('ZADD', key, now_ms, id) end
 end
 redis.call('ZADD', key, now_ms, 'last_call')
 for i = 17, #ARGV[1], 24 do

@@ -1,8 +1,8 @@
 -- slots: requests at once. A hash has a field for each slot; seats in use are kept in a field of their own.
 --
 -- KEYS: the counter. a: seats of the limit. b: seats that the request needs, negative for a release. ARGV[3]: the slot:
--- id (16 bytes), token and holder (8 each), action (1: acquire, 2: release by token, 3: release without an answer), then
--- the dead holders (8 bytes each). State for the reply, numbers of 8 bytes: now, seats in use, kind of the own slot
+-- id (16 bytes), token and holder (8 each), action (1: acquire, 2: release by token, 3: release without an answer), then,
+-- if there are any, the age in microseconds from which slots of dead holders are free, and these (8 bytes each). State for the reply, numbers of 8 bytes: now, seats in use, kind of the own slot
 -- (0: absent, 1: held, 2: a tombstone), its token and seats, seats that were found over. Charges: limit. Nothing is rounded.
 -- Hash: id -> token, holder, end (8 bytes), seats (4 bytes, 0: a tombstone); '' -> seats, number of tombstones, time of the last
 -- walk, cursor of the next step.
@@ -65,7 +65,7 @@ local value, ttl_us
 --: walked_stream
 if #field == 16 then
   local ends, of_slot = unpack('<I8I4', of, 17)
-  if ends <= now or of_slot > 0 and dead[string.sub(of, 9, 16)] then
+  if ends <= now or of_slot > 0 and is_of_dead(of, ends - period) then
     local done = remove(field, of_slot)
     if type(done) == 'table' then return done end
     expired = expired + of_slot

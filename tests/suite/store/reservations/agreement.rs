@@ -1,5 +1,7 @@
 //! The script of reservations in Redis against the memory store, over random histories: each result is the same.
 
+use std::time::Duration;
+
 use tollkeeper::limit::Limit;
 use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::period::{Period, Unit};
@@ -69,6 +71,7 @@ fn compare(env: &[(&str, &str)], seeds: u64) {
             for turn in 0..300 {
                 let step = steps.next_step();
                 for holders in [redis.fallback().slot_holders(), memory.slot_holders()] {
+                    holders.set_timeout(Duration::from_secs(4));
                     holders.set_shared_dead_holders(steps.dead.iter().copied(), step.now);
                 }
                 let mut limits = limits_of(kind, seed, step.limit);

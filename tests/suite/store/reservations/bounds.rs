@@ -1,5 +1,7 @@
 //! What the memory store keeps of reservations: how many, in how much memory, and for how long.
 
+use std::time::Duration;
+
 use tollkeeper::base::clock::Time;
 use tollkeeper::limit::Limit;
 use tollkeeper::limit::charge::ChargeResult;
@@ -150,10 +152,12 @@ fn settlement_charges_a_counter_that_the_store_forgot() {
 
 #[test]
 fn reservations_of_a_dead_envoy_are_over_and_its_tombstones_stay() {
-    let counter = OneCounter::new(16 << 20, 40, UnsettledPolicy::Return);
+    let mut counter = OneCounter::new(16 << 20, 40, UnsettledPolicy::Return);
+    counter.store.slot_holders().set_timeout(Duration::from_secs(2));
     counter.settle_unanswered(1, 0);
     counter.reserve(2, 20);
     counter.reserve(3, 20);
+    counter.now = counter.now.plus_us(1_000_000);
     counter.store.slot_holders().set_shared_dead_holders([ENVOY].into_iter(), counter.now);
     let next = counter.send(4, HolderId(2), SlotAction::Acquire, Hits::Charge(30));
     assert_eq!((next.admitted, next.after, next.expired_seats), (true, 30, 2));

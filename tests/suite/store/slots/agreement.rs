@@ -1,5 +1,7 @@
 //! The script of slots in Redis against the pure table, over random histories: each result is the same.
 
+use std::time::Duration;
+
 use smallvec::SmallVec;
 use tollkeeper::limit::charge::{Charge, ChargeRequest, Counter};
 use tollkeeper::limit::counter_path::CounterPath;
@@ -8,7 +10,7 @@ use tollkeeper::limit::slot_table::SlotTable;
 use tollkeeper::rules::rule::set::hash_limit_identity;
 use tollkeeper::store::charge::{ChargeContext, CommitMode};
 
-use super::table::{Steps, concurrent_limit, take_step};
+use super::table::{LEAST_AGE_US, Steps, concurrent_limit, take_step};
 use kit::redis::cluster::Cluster;
 use kit::redis::options;
 use kit::redis_counters::{LONG_TIMEOUT, TimeSource, start_store, wait_until_connected};
@@ -18,6 +20,7 @@ use tokio::time::Instant;
 fn compare_with_table(env: &[(&str, &str)], seeds: u64) {
     let redis = start_store(env, TimeSource::Caller);
     wait_until_connected(&redis);
+    redis.fallback().slot_holders().set_timeout(Duration::from_micros(2 * LEAST_AGE_US));
     for seed in 0..kit::histories(seeds) {
         let (mut steps, mut table) = (Steps::new(seed), SlotTable::default());
         let value = format!("seed {seed}");

@@ -17,6 +17,8 @@ use kit::seeded_random::Chance;
 
 /// `max_duration` of the limits here, in seconds.
 pub(super) const MAX_DURATION_S: u32 = 60;
+/// Age from which slots of dead holders are free here.
+pub(super) const LEAST_AGE_US: u64 = 2_000_000;
 
 pub(super) fn concurrent_limit(concurrent: u32) -> Limit {
     let period = Period::new(Unit::Second, MAX_DURATION_S).unwrap();
@@ -41,10 +43,9 @@ pub(super) fn take_step(table: &mut SlotTable, step: Step, dead: &BTreeSet<Holde
         Hits::Peek => 1,
         Hits::Refund(_) => 0,
     };
-    let is_dead = |holder: HolderId| dead.contains(&holder);
-    let life_us = limit.period_us();
-    let query =
-        SlotQuery { slot: &step.slot, now: step.now, seats, limit: u64::from(step.limit), life_us, is_dead: &is_dead };
+    let is_of_dead = |holder: HolderId, taken: Time| dead.contains(&holder) && step.now.since_us(taken) >= LEAST_AGE_US;
+    let (life_us, most) = (limit.period_us(), u64::from(step.limit));
+    let query = SlotQuery { slot: &step.slot, now: step.now, seats, limit: most, life_us, is_of_dead: &is_of_dead };
     let mut state = table.prune_and_view(query);
     let result = slots::charge(&limit, &mut state, step.now, request);
     table.write_back(&step.slot, &state, step.now, limit.period_us());
@@ -120,21 +121,35 @@ impl Model {
         self.tombstones.retain(|_, ends| *ends > now);
     }
 
-    fn seats(&self, dead: &BTreeSet<HolderId>) -> u64 {
+    /// Seats of holders that live.
+    fn living_seats(&self, dead: &BTreeSet<HolderId>) -> u64 {
         self.slots.values().filter(|(_, holder, ..)| !dead.contains(holder)).map(|(.., seats)| seats).sum()
     }
+
+    /// Seats that are not free at `now`: those of the living, and those of dead holders that were just taken.
+    fn seats(&self, dead: &BTreeSet<HolderId>, now: Time) -> u64 {
+        let is_taken = |(_, holder, ends, _): &&(_, HolderId, Time, _)| !dead.contains(holder) || is_young(*ends, now);
+        self.slots.values().filter(is_taken).map(|(.., seats)| seats).sum()
+    }
+}
+
+/// Returns true if a slot that ends at `ends` is not free at `now` though its holder is dead.
+fn is_young(ends: Time, now: Time) -> bool {
+    ends.since_us(now) + LEAST_AGE_US > u64::from(MAX_DURATION_S) * 1_000_000
 }
 
 /// Compares the sums of the table with the model, after a step.
 fn check_counts(table: &SlotTable, model: &mut Model, now: Time, dead: &BTreeSet<HolderId>, at: &str) {
-    // A walk over all slots removes those of dead holders, also if these come back.
-    let holders = table.summarize(now, &|_| false).holders;
-    let is_there = |holder: &HolderId| holders.iter().any(|(there, _)| there == holder);
-    model.slots.retain(|_, (_, holder, ..)| !dead.contains(holder) || is_there(holder));
+    // A walk over all slots removes the old ones of dead holders, also if these come back.
+    let there = table.summarize(now, &|_| false).holders;
+    let count = |holder: HolderId| model.slots.values().filter(|(_, of, ..)| *of == holder).count() as u64;
+    let is_complete = |holder: HolderId| there.contains(&(holder, count(holder)));
+    let walked: Vec<HolderId> = dead.iter().copied().filter(|holder| !is_complete(*holder)).collect();
+    model.slots.retain(|_, (_, holder, ends, _)| !walked.contains(holder) || is_young(*ends, now));
     let counted: u64 = model.slots.values().map(|(.., seats)| seats).sum();
-    assert!(table.used_seats() >= model.seats(dead), "a slot is not counted: {at}");
+    assert!(table.used_seats() >= model.seats(dead, now), "a slot is not counted: {at}");
     let summary = table.summarize(now, &|holder| dead.contains(&holder));
-    assert_eq!(summary.seats, model.seats(dead), "{at}");
+    assert_eq!(summary.seats, model.living_seats(dead), "{at}");
     assert_eq!(summary.tombstones, model.tombstones.len() as u64, "{at}");
     assert!(table.used_seats() >= summary.seats && counted >= summary.seats, "{at}");
 }
@@ -156,7 +171,7 @@ fn table_follows_the_protocol_over_random_histories() {
             let step = steps.next_step();
             let at = format!("seed {seed}, turn {turn}: {step:?}");
             model.forget_ended(step.now);
-            let (id, free) = (step.slot.id.0, model.seats(&steps.dead));
+            let (id, taken_seats) = (step.slot.id.0, model.seats(&steps.dead, step.now));
             let own = model.slots.get(&id).copied();
             let before = table.clone();
             let result = take_step(&mut table, step, &steps.dead);
@@ -177,7 +192,7 @@ fn table_follows_the_protocol_over_random_histories() {
                     (false, own) => {
                         // The slot of a holder that was dead may be gone.
                         assert!(own.is_none_or(|(_, holder, ..)| holder != step.slot.holder) || own.is_none(), "{at}");
-                        let fits = free + seats <= u64::from(step.limit);
+                        let fits = taken_seats + seats <= u64::from(step.limit);
                         assert!(fits || !result.admitted, "more than the limit: {at}");
                         if result.admitted {
                             assert_eq!(result.slot, SlotChange::Taken, "{at}");
