@@ -6,12 +6,14 @@
 //! The machine's load must not fail a test. So each call has a twin, sent at the same time to a tollkeeper with a
 //! healthy Redis: if that response was slow, the machine was, and calls of that time are not judged.
 
+use std::cell::{Ref, RefCell};
 use std::env;
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io::Write as _;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -25,7 +27,6 @@ use tonic::{Code as Status, Request};
 use kit::grpc::rate_limit_request;
 use kit::redis::{Server, options};
 use kit::tollkeeper::{Setup, Tollkeeper, with_rules};
-use kit::wait_at_most;
 
 /// One rule for each policy, named after it. Half of the limit is local with two replicas.
 const RULES: &str = "domain: faults
@@ -57,6 +58,8 @@ const MAX_RECOVERY_TIME: Duration = Duration::from_secs(2);
 
 /// Deadline for enough undisturbed calls; a machine may be busy for minutes.
 const PATIENCE: Duration = Duration::from_secs(180);
+/// Interval between two looks at the calls: a look at thousands of them takes time that the calls need.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// A tollkeeper with the rules that a [`Load`] calls; callers add the address of Redis.
 pub(crate) fn with_policies() -> Setup {
@@ -100,7 +103,10 @@ struct Call {
 
 /// A caller at work; it stops when dropped.
 pub(crate) struct Load {
-    calls: Arc<Mutex<Vec<Call>>>,
+    /// Calls that are over, by their number.
+    calls: RefCell<Vec<Call>>,
+    /// Calls that were over since the last look.
+    ended: Receiver<Call>,
     stop: Arc<AtomicBool>,
     worker: Option<JoinHandle<()>>,
     _twin: (Tollkeeper, Server),
@@ -109,16 +115,16 @@ pub(crate) struct Load {
 impl Load {
     /// Starts to call.
     pub(crate) fn on(tollkeeper: &Tollkeeper) -> Self {
-        let (calls, stop) = (Arc::new(Mutex::new(Vec::new())), Arc::new(AtomicBool::new(false)));
+        let ((sender, ended), stop) = (channel(), Arc::new(AtomicBool::new(false)));
         let well = options().start();
         let twin = with_policies().env("REDIS_URL", well.address()).start();
         let targets = [tollkeeper, &twin].map(|tollkeeper| format!("http://127.0.0.1:{}", tollkeeper.grpc_port()));
-        let (noted, stopped) = (Arc::clone(&calls), Arc::clone(&stop));
+        let stopped = Arc::clone(&stop);
         let worker = thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-            runtime.expect("a runtime can be built").block_on(call_on_schedule(targets, noted, &stopped));
+            runtime.expect("a runtime can be built").block_on(call_on_schedule(targets, sender, &stopped));
         });
-        Self { calls, stop, worker: Some(worker), _twin: (twin, well) }
+        Self { calls: RefCell::default(), ended, stop, worker: Some(worker), _twin: (twin, well) }
     }
 
     /// Starts to call, and waits until all calls are strict.
@@ -131,7 +137,7 @@ impl Load {
     /// Waits for `calls` more undisturbed calls.
     pub(crate) fn wait_for_calls(&self, calls: usize) {
         let began = Instant::now();
-        wait_at_most(PATIENCE, "calls to be over", || (self.judged(began).len() >= calls).then_some(()));
+        poll("calls to be over", || (self.judged(began).len() >= calls).then_some(()));
     }
 
     /// Runs a fault until the store has recovered, then waits until all calls are strict.
@@ -145,7 +151,7 @@ impl Load {
 
     /// Same as [`Load::run_fault`], with a store that was unreachable from the first call on.
     pub(crate) fn run_recovery(&self, name: &str, appear: impl FnOnce()) -> FaultEffects {
-        let began = self.calls()[0].sent;
+        let began = self.calls_since_start()[0].sent;
         appear();
         self.fault_effects(name, began, Instant::now())
     }
@@ -153,7 +159,7 @@ impl Load {
     fn fault_effects(&self, name: &str, began: Instant, recovered_at: Instant) -> FaultEffects {
         let recovery_time = self.wait_until_strict_since(recovered_at);
         let of_it = |call: &Call| call.sent >= began && call.sent <= recovery_time;
-        let all = self.calls().iter().filter(|call| of_it(call)).count();
+        let all = self.calls_since_start().iter().filter(|call| of_it(call)).count();
         let calls: Vec<Call> = self.judged(began).into_iter().filter(of_it).collect();
         let disturbed = all - calls.len();
         let until_back = calls.iter().filter(|call| call.sent > recovered_at).count();
@@ -163,7 +169,7 @@ impl Load {
 
     /// Send time of the first call after `since` from which on all are strict.
     fn wait_until_strict_since(&self, since: Instant) -> Instant {
-        wait_at_most(PATIENCE, "all to be strict", || {
+        poll("all to be strict", || {
             let calls = self.judged(since);
             let strict = |calls: &[Call]| calls.iter().filter(|call| call.verdict == Verdict::Strict).count();
             let run = calls
@@ -176,19 +182,35 @@ impl Load {
 
     /// Calls that are over and were not disturbed, in order.
     fn judged(&self, begin: Instant) -> Vec<Call> {
-        let mut calls: Vec<Call> = self.calls().iter().filter(|call| call.sent >= begin).cloned().collect();
-        calls.sort_by_key(|call| call.number);
-        let disturbed: Vec<usize> = calls.iter().filter(|call| call.disturbed).map(|call| call.number).collect();
+        let calls = self.calls_since_start();
+        let calls = calls.iter().filter(|call| call.sent >= begin);
+        let disturbed: Vec<usize> = calls.clone().filter(|call| call.disturbed).map(|call| call.number).collect();
         let is_near = |number: usize| {
             let next = disturbed.partition_point(|other| *other + DISTURBED_NEIGHBOURS < number);
             disturbed.get(next).is_some_and(|other| *other <= number + DISTURBED_NEIGHBOURS)
         };
-        calls.retain(|call| !is_near(call.number));
-        calls
+        calls.filter(|call| !is_near(call.number)).cloned().collect()
     }
 
-    fn calls(&self) -> MutexGuard<'_, Vec<Call>> {
-        self.calls.lock().unwrap_or_else(PoisonError::into_inner)
+    /// All calls that are over, in order.
+    fn calls_since_start(&self) -> Ref<'_, Vec<Call>> {
+        let mut calls = self.calls.borrow_mut();
+        calls.extend(self.ended.try_iter());
+        calls.sort_by_key(|call| call.number);
+        drop(calls);
+        self.calls.borrow()
+    }
+}
+
+/// Repeats `condition` until it gives a value; panics with `what` after [`PATIENCE`].
+fn poll<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
+    let began = Instant::now();
+    loop {
+        if let Some(value) = condition() {
+            return value;
+        }
+        assert!(began.elapsed() < PATIENCE, "gave up waiting for {what}");
+        thread::sleep(POLL_INTERVAL);
     }
 }
 
@@ -202,7 +224,7 @@ impl Drop for Load {
     }
 }
 
-async fn call_on_schedule([target, twin]: [String; 2], calls: Arc<Mutex<Vec<Call>>>, stop: &AtomicBool) {
+async fn call_on_schedule([target, twin]: [String; 2], ended: Sender<Call>, stop: &AtomicBool) {
     let endpoint = |target| Endpoint::from_shared(target).expect("the target is valid");
     let channel = endpoint(target).connect().await.expect("the tollkeeper accepts");
     let twin = endpoint(twin).connect().await.expect("its twin accepts");
@@ -213,11 +235,12 @@ async fn call_on_schedule([target, twin]: [String; 2], calls: Arc<Mutex<Vec<Call
         if stop.load(Ordering::Relaxed) {
             return;
         }
-        let (channel, twin, calls) = (channel.clone(), twin.clone(), Arc::clone(&calls));
+        let (channel, twin, ended) = (channel.clone(), twin.clone(), ended.clone());
         tokio::spawn(async move {
             let (mut call, twin) = tokio::join!(call_rule(channel, number), call_rule(twin, number));
             call.disturbed = twin.took > MAX_UNDISTURBED_LATENCY || twin.verdict != Verdict::Strict;
-            calls.lock().unwrap_or_else(PoisonError::into_inner).push(call);
+            // Nobody receives the last calls of a load that is dropped.
+            let _ = ended.send(call);
         });
     }
 }
