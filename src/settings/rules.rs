@@ -35,8 +35,8 @@ settings! { "Rules and their files";
     FORCE_START_WITHOUT_INITIAL_CONFIG: bool = "false", "report healthy before the first rules over xDS"
         .only_read("with CONFIG_TYPE=GRPC_XDS_SOTW");
     HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED: bool = "false", "report unhealthy until at least one domain is loaded";
-    TOLLKEEPER_POLL_INTERVAL: Duration = "10s",
-        "interval of comparing file contents, for file systems without change events; 0 means never"
+    TOLLKEEPER_POLL_INTERVAL: Duration = "1s",
+        "interval of looking for changed rule files, besides events of the file system; 0 means never"
         .within("0 or 100ms to 24h") .only_read("with CONFIG_TYPE=FILE or TOLLKEEPER_RULE_DEFAULTS");
     TOLLKEEPER_RELOAD_DEBOUNCE: Duration = "100ms",
         "time without a further change after which changed rule files are read" .within("1ms to 10s")

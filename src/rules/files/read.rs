@@ -25,7 +25,7 @@ use std::sync::Arc;
 use memchr::memmem;
 use rustix::fs::OFlags;
 
-use super::walk::{FileSearchResult, FoundFile, WatchedPath, check_is_within, search_location};
+use super::walk::{FileSearchResult, FoundFile, check_is_within, search_location};
 use super::{
     MAX_ERRORS, MAX_FILE_BYTES, MAX_TOTAL_BYTES, PathError, PathProblem, RuleFile, RuleFileSet, RuleFileSetFailure,
     RuleFileSetResult, RuleFilesLocation,
@@ -47,7 +47,7 @@ pub fn read_rule_files(location: &RuleFilesLocation) -> RuleFileSetResult {
 pub(super) struct FilesRead {
     pub(super) result: RuleFileSetResult,
     /// Paths that the rule files name, whose change may change the result.
-    pub(super) named: Vec<WatchedPath>,
+    pub(super) named: Vec<PathBuf>,
 }
 
 /// Reads the files that a search found, and those that they name; none of them if their sum is too large.
@@ -69,8 +69,8 @@ pub(super) fn read_found_files(mut scan: FileSearchResult) -> FilesRead {
         }
     }
     let sets = SetFilesRead::read(&mut files, bytes_left);
-    let named = sets.paths_to_watch();
-    let set = RuleFileSet { files, sets: sets.texts, warnings };
+    let SetFilesRead { texts: sets, paths: named } = sets;
+    let set = RuleFileSet { files, sets, warnings };
     let result = if errors.is_empty() { Ok(set) } else { Err(RuleFileSetFailure { errors, readable: set }) };
     FilesRead { result, named }
 }
@@ -80,8 +80,8 @@ pub(super) fn read_found_files(mut scan: FileSearchResult) -> FilesRead {
 /// A file that is too large by itself is left to the reading, which reports it.
 fn enforce_total_size(scan: &mut FileSearchResult) {
     let mut total = 0;
-    let past = scan.found.iter().filter(|file| file.size <= MAX_FILE_BYTES).find(|file| {
-        total += file.size;
+    let past = scan.found.iter().filter(|file| file.stamp.size <= MAX_FILE_BYTES).find(|file| {
+        total += file.stamp.size;
         total > MAX_TOTAL_BYTES
     });
     if let Some(file) = past {
@@ -210,11 +210,6 @@ impl SetFilesRead {
         read.paths = contents.into_keys().collect();
         read.paths.sort_unstable();
         read
-    }
-
-    /// Paths whose change may change a set.
-    fn paths_to_watch(&self) -> Vec<WatchedPath> {
-        self.paths.iter().map(|path| WatchedPath::Followed(path.clone())).collect()
     }
 }
 

@@ -2,17 +2,17 @@
 //!
 //! One search serves `--config` and the `RUNTIME_*` directories; they differ only in the names that count. Symbolic
 //! links below a directory are followed if they lead to what is below it too, or below `RUNTIME_ROOT`; others are errors. A directory whose name starts with `..` is never entered: a mounted Kubernetes ConfigMap keeps
-//! its versions there and links to their files from above. A search also records the paths on which its result depends,
-//! for the watcher.
+//! its versions there and links to their files from above. A search also records the directories whose events may change
+//! its result, for the watcher.
 //!
-//! A stamp changes when a file does. Tables are large, so they are compared by stamp and read only when it differs. A
-//! replaced file has another inode, and a file that is written in place another time or size.
+//! A stamp changes when a file does: a replaced file has another inode, and a file that is written in place another time
+//! or size. So files are compared by their stamps, and read when these differ.
 //!
 //! Decides: which files are read as rules: extensions, subdirectories, dotfiles, links, loops, depth.
 //! Decides: order and equal names of files; a missing or empty directory, also in `check`.
-//! Decides: when a table has changed (`FileStamps`).
+//! Decides: when a file has changed (`FileStamps`).
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::ffi::OsStr;
 use std::fs::{self, Metadata};
 use std::hash::Hash as _;
@@ -20,6 +20,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 use siphasher::sip128::{Hasher128 as _, SipHasher13};
 
@@ -65,7 +66,7 @@ pub(super) fn search_location(location: &RuleFilesLocation) -> FileSearchResult 
 fn search_paths(paths: &[PathBuf]) -> FileSearchResult {
     let mut walk = FileSearch::new(NameFilter::Extension);
     for path in paths {
-        walk.scan.watched.push(WatchedPath::Followed(path.clone()));
+        walk.scan.watch_directory_of(path);
         let before = (walk.scan.found.len(), walk.scan.errors.len());
         match fs::metadata(path) {
             Ok(metadata) if metadata.is_dir() => {
@@ -109,7 +110,8 @@ impl RuntimeDirectories<'_> {
         let prefix = format!("{}.", self.app_directory);
         let mut walk =
             FileSearch::new(NameFilter::Dotted { base: &base, prefix, ignore_dotfiles: self.ignore_dotfiles });
-        walk.scan.watched.push(WatchedPath::Followed(base.clone()));
+        walk.scan.watch_directory_of(self.root);
+        walk.scan.watch_directory_of(&base);
         let parent = self.root.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
         match fs::metadata(&base) {
             Err(error) if problem_of_path(&base, &error) == PathProblem::Missing && parent.exists() => {
@@ -127,7 +129,8 @@ impl RuntimeDirectories<'_> {
         let prefix = String::new();
         let mut walk =
             FileSearch::new(NameFilter::Dotted { base: &base, prefix, ignore_dotfiles: self.ignore_dotfiles });
-        walk.scan.watched.push(WatchedPath::Followed(base.clone()));
+        walk.scan.watch_directory_of(self.root);
+        walk.scan.watch_directory_of(&base);
         walk.search_runtime_directory(self.root, &base, fs::metadata(&base));
         walk.scan
     }
@@ -197,7 +200,7 @@ impl<'a> FileSearch<'a> {
         if self.inside.len() > MAX_DEPTH {
             return self.add_error(path, PathProblem::TooDeep(MAX_DEPTH));
         }
-        self.scan.watched.push(WatchedPath::Listed(path.to_owned()));
+        self.scan.directories.insert(path.to_owned());
         self.inside.push(id);
         match self.list_directory(path) {
             Ok(entries) => {
@@ -231,7 +234,7 @@ impl<'a> FileSearch<'a> {
         }
         let link = path.is_symlink();
         if link {
-            self.scan.watched.push(WatchedPath::Followed(path.to_owned()));
+            self.scan.watch_directory_of(path);
             let names = &self.names;
             if (names.rule_file_name(path).is_some() || path.is_dir() && names.may_have_rule_files_below(path))
                 && let Err(problem) = check_is_within(path, self.within.as_deref())
@@ -261,7 +264,7 @@ impl<'a> FileSearch<'a> {
         self.scan.found.push(FoundFile {
             name,
             path: path.to_owned(),
-            size: metadata.len(),
+            stamp: FileStamp::from_metadata(metadata),
             within: self.within.clone(),
         });
     }
@@ -347,23 +350,14 @@ pub(super) fn check_is_within(path: &Path, within: Option<&Path>) -> Result<(), 
     }
 }
 
-/// A path on which the result of a search depends.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum WatchedPath {
-    /// Path that was followed to its end, or as far as it exists.
-    Followed(PathBuf),
-    /// Directory in which every entry matters.
-    Listed(PathBuf),
-}
-
-/// Rule files that a search found, its errors and warnings, and the paths to watch.
+/// Rule files that a search found, its errors and warnings, and the directories to watch.
 #[derive(Debug, Default)]
 pub(super) struct FileSearchResult {
     pub(super) found: Vec<FoundFile>,
     pub(super) errors: Vec<PathError>,
     pub(super) warnings: Vec<PathError>,
-    /// Paths whose change may change the result.
-    pub(super) watched: Vec<WatchedPath>,
+    /// Directories in which a change of an entry may change the result.
+    pub(super) directories: BTreeSet<PathBuf>,
 }
 
 /// A rule file that was found.
@@ -373,11 +367,21 @@ pub(super) struct FoundFile {
     pub(super) path: PathBuf,
     /// Directory that it must be in or below, without links.
     pub(super) within: Option<Arc<Path>>,
-    /// Size in bytes when the file was found; it may have grown since.
-    pub(super) size: u64,
+    /// Stamp when the file was found; it may have changed since.
+    pub(super) stamp: FileStamp,
 }
 
 impl FileSearchResult {
+    /// Watches the directory of `path`, and that of the file to which its links lead; of a directory that does not exist,
+    /// the one in which it has to appear. A link in between that is elsewhere is not watched: stamps show its changes.
+    pub(super) fn watch_directory_of(&mut self, path: &Path) {
+        let real = fs::canonicalize(path).ok();
+        for path in [std::path::absolute(path).ok(), real].into_iter().flatten() {
+            let existing = path.ancestors().skip(1).find(|directory| directory.exists());
+            self.directories.extend(existing.map(Path::to_owned));
+        }
+    }
+
     /// Sorts the files by name, and keeps one file of each name.
     ///
     /// Of two files with one name the later one in the search stays, as in envoyproxy/ratelimit. Under `--config` the
@@ -403,7 +407,8 @@ impl FileSearchResult {
 pub struct FileStamp {
     device: u64,
     inode: u64,
-    size: u64,
+    /// Size in bytes.
+    pub(super) size: u64,
     modified: (i64, i64),
     changed: (i64, i64),
 }
@@ -426,14 +431,16 @@ impl FileStamp {
 pub struct FileStamps(pub Vec<(PathBuf, Result<FileStamp, PathProblem>)>);
 
 impl FileStamps {
-    /// Takes the stamps of the files that a search found.
-    pub(super) fn from_search(scan: FileSearchResult) -> Self {
-        let stamp = |path: PathBuf| {
-            let metadata = fs::metadata(&path).map_err(|error| PathProblem::from(&error));
-            (path, metadata.map(|metadata| FileStamp::from_metadata(&metadata)))
-        };
-        let errors = scan.errors.into_iter().map(|error| (error.path, Err(error.problem)));
-        let mut stamps: Vec<_> = scan.found.into_iter().map(|found| stamp(found.path)).chain(errors).collect();
+    /// Takes the stamps of the files that a search found, and of those at the paths `named`.
+    pub(super) fn new(search: &FileSearchResult, named: &[PathBuf]) -> Self {
+        let problems = search.errors.iter().chain(&search.warnings);
+        let problems = problems.map(|problem| (problem.path.clone(), Err(problem.problem.clone())));
+        let found = search.found.iter().map(|found| (found.path.clone(), Ok(found.stamp)));
+        let named = named.iter().map(|path| {
+            let metadata = fs::metadata(path).map_err(|error| PathProblem::from(&error));
+            (path.clone(), metadata.map(|metadata| FileStamp::from_metadata(&metadata)))
+        });
+        let mut stamps: Vec<_> = found.chain(problems).chain(named).collect();
         stamps.sort_by(|one, other| one.0.cmp(&other.0));
         Self(stamps)
     }
@@ -444,4 +451,16 @@ impl FileStamps {
         self.0.hash(&mut hasher);
         hasher.finish128().as_u128()
     }
+
+    /// Returns `true` if a change at `now` may leave a stamp as it is: file systems round times, so two changes can have
+    /// the same one.
+    pub fn may_hide_change(&self, now: SystemTime) -> bool {
+        let now = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let settled = now.saturating_sub(COARSEST_FILE_TIME).as_secs();
+        let changed = self.0.iter().filter_map(|(_, stamp)| stamp.as_ref().ok()).map(|stamp| stamp.changed.0);
+        changed.max().is_some_and(|newest| u64::try_from(newest).is_ok_and(|newest| newest >= settled))
+    }
 }
+
+/// Coarsest time that file systems store: FAT stores two seconds. A second more is for their clocks.
+const COARSEST_FILE_TIME: Duration = Duration::from_secs(3);

@@ -1,30 +1,30 @@
 //! Watching rule files for changes.
 //!
-//! A thread hashes the contents of all files and compares the hash with that of the last delivered set: after an event
-//! of the file system (`fs_events`), at every poll interval, and on request. Events only trigger a comparison and carry
-//! no information; a lost event delays a change by one poll interval at most.
+//! A thread compares the stamps of all files with those of the last time: at every poll interval, after an event of the
+//! file system (`fs_events`), and on request. Events carry no information; a lost event delays a change by one poll
+//! interval at most. If a stamp differs, all files are read, and the hash of their contents is compared.
 //!
 //! A set is delivered after two consecutive reads with the same result, so no half-written set is delivered, and an
-//! error is delivered once. The watcher does not know whether a set compiles. `fs_events` follows links and
-//! directories.
+//! error is delivered once. The watcher does not know whether a set compiles.
 //!
 //! Decides: when a changed rule file is read, and how long after the last write; half-written files.
 //! Decides: a second SIGHUP during a reload.
 
 use std::hash::{Hash, Hasher};
 use std::io;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use siphasher::sip128::{Hasher128, SipHasher13};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::fs_events::{FsWatches, WakeReason, Wakeup};
+use super::fs_events::{FsEvents, WakeReason, Wakeup};
 use super::read::{FilesRead, read_found_files};
-use super::walk::{FileSearchResult, FileStamps, WatchedPath, search_location};
+use super::walk::{FileSearchResult, FileStamps, search_location};
 use super::{RuleFileSetResult, RuleFilesLocation};
 use crate::base::sharded::lock_ignoring_poison;
 use crate::base::threads;
@@ -37,7 +37,7 @@ pub struct WatchTiming {
     ///
     /// A burst of events postpones the first read by five times this at most. 1 ms to 10 s, default 100 ms.
     pub debounce: Duration,
-    /// Interval between comparisons without an event: 1 ms to 366 days, default 10 s.
+    /// Interval between comparisons without an event: 1 ms to 366 days, default 1 s.
     pub poll_interval: Duration,
     /// Subscribe to events of the file system; without them only polling notices changes. Default true.
     pub events: bool,
@@ -45,7 +45,7 @@ pub struct WatchTiming {
 
 impl Default for WatchTiming {
     fn default() -> Self {
-        Self { debounce: Duration::from_millis(100), poll_interval: Duration::from_secs(10), events: true }
+        Self { debounce: Duration::from_millis(100), poll_interval: Duration::from_secs(1), events: true }
     }
 }
 
@@ -104,7 +104,7 @@ impl FileWatcher {
         last: &FileStamps,
     ) -> io::Result<(Self, FileSetReceiver<FileStamps>)> {
         let comparison = FileComparison {
-            read: |scan| (FileStamps::from_search(scan), Vec::new()),
+            read: |scan| (FileStamps::new(&scan, &[]), Vec::new()),
             fingerprint: FileStamps::fingerprint,
         };
         Self::start_comparing(location, timing, last.fingerprint(), comparison)
@@ -122,12 +122,13 @@ impl FileWatcher {
         let slot = Arc::new(Mutex::new(None));
         let (filled, changes) = watch::channel(());
         let thread = WatchThread {
-            fs_watches: timing.events.then(|| FsWatches::new(Arc::clone(&wakeup), timing.poll_interval)).flatten(),
+            events: timing.events.then(|| FsEvents::new(Arc::clone(&wakeup), timing.poll_interval)).flatten(),
             location,
             timing,
             wakeup: Arc::clone(&wakeup),
             comparisons: Arc::clone(&comparisons),
             delivered,
+            seen: None,
             named: Vec::new(),
             comparison,
             slot: Arc::clone(&slot),
@@ -150,7 +151,7 @@ impl FileWatcher {
         WatchReloader { wakeup: Arc::clone(&self.wakeup) }
     }
 
-    /// Number of times that all files were read and compared since the start.
+    /// Number of times that the stamps of all files were compared since the start.
     pub fn comparison_count(&self) -> u64 {
         self.comparisons.load(Ordering::Relaxed)
     }
@@ -198,8 +199,8 @@ impl<T> FileSetReceiver<T> {
 
 /// How files are compared.
 struct FileComparison<T> {
-    /// Reads what a search found, and returns further paths to watch.
-    read: fn(FileSearchResult) -> (T, Vec<WatchedPath>),
+    /// Reads what a search found, and returns the paths of further files.
+    read: fn(FileSearchResult) -> (T, Vec<PathBuf>),
     fingerprint: fn(&T) -> u128,
 }
 
@@ -208,12 +209,14 @@ struct WatchThread<T> {
     location: RuleFilesLocation,
     timing: WatchTiming,
     wakeup: Arc<Wakeup>,
-    fs_watches: Option<FsWatches>,
+    events: Option<FsEvents>,
     comparisons: Arc<AtomicU64>,
     /// Fingerprint of the last delivered set.
     delivered: u128,
+    /// Fingerprint of the stamps with which the files were last read; `None` if they may have changed without another one.
+    seen: Option<u128>,
     /// Paths that the files named when they were last read.
-    named: Vec<WatchedPath>,
+    named: Vec<PathBuf>,
     comparison: FileComparison<T>,
     slot: Arc<Mutex<Option<T>>>,
     filled: watch::Sender<()>,
@@ -250,20 +253,24 @@ impl<T> WatchThread<T> {
         if reason.stop { Err(StopRequested) } else { Ok(reason) }
     }
 
-    /// Reads all files, and delivers a set that differs from the last one, or any set after a reload request.
+    /// Reads all files if a stamp differs, and delivers a set that differs from the last one, or any set after a reload
+    /// request.
     ///
     /// A single read may see a file half written, or the old half of a set and the new half of another. Therefore a
     /// difference counts once two consecutive reads agree. Contents that keep changing are never delivered: a truncated
     /// rule file may well be valid and lack the limits at its end.
     fn deliver_if_changed(&mut self, reason: WakeReason) -> Result<(), StopRequested> {
         let mut reload = reason.reload;
-        let mut last = (self.comparison.fingerprint)(&self.watch_and_read_files(reason.changed || reload));
+        let (_, stamps) = self.search_and_watch(reason.changed);
+        if !reload && self.seen == Some(stamps.fingerprint()) {
+            return Ok(());
+        }
+        let mut last = (self.comparison.fingerprint)(&self.read());
         let since = Instant::now();
         let mut warned = false;
         while reload || last != self.delivered {
-            let reason = self.wait_for_debounce()?;
-            reload |= reason.reload;
-            let result = self.watch_and_read_files(reason.changed);
+            reload |= self.wait_for_debounce()?.reload;
+            let result = self.read();
             let fingerprint = (self.comparison.fingerprint)(&result);
             if fingerprint == last {
                 self.deliver_result(result, fingerprint);
@@ -296,34 +303,35 @@ impl<T> WatchThread<T> {
     }
 
     /// Reads all files once.
-    ///
-    /// Watches are placed before, so that a change during the read is noticed. If the paths differ after that, the
-    /// watches are placed again.
-    fn watch_and_read_files(&mut self, changed: bool) -> T {
-        let mut renew = changed;
-        let mut placements = 0;
-        let result = loop {
-            let mut scan = search_location(&self.location);
-            if let Some(fs_watches) = &mut self.fs_watches {
-                while placements < MAX_WATCH_PLACEMENTS {
-                    scan.watched.extend(self.named.iter().cloned());
-                    if !fs_watches.replace_watches(&scan.watched, renew) {
-                        break;
-                    }
-                    placements += 1;
-                    renew = false;
-                    scan = search_location(&self.location);
-                }
-            }
-            let (result, named) = (self.comparison.read)(scan);
-            let is_watched = self.fs_watches.is_none() || placements >= MAX_WATCH_PLACEMENTS || named == self.named;
-            self.named = named;
-            if is_watched {
-                break result;
-            }
-        };
-        self.comparisons.fetch_add(1, Ordering::Relaxed);
+    fn read(&mut self) -> T {
+        // The stamps are older than the contents, so that a change during the read is noticed later.
+        let (search, stamps) = self.search_and_watch(true);
+        let (result, named) = (self.comparison.read)(search);
+        // The stamps of files that are named for the first time are not known yet.
+        let is_certain = named == self.named && !stamps.may_hide_change(SystemTime::now());
+        self.seen = is_certain.then(|| stamps.fingerprint());
+        self.named = named;
         result
+    }
+
+    /// Searches the files, watches their directories and takes their stamps. What changed before a directory was watched is
+    /// found by a second search; polling covers a tree that changes even faster.
+    fn search_and_watch(&mut self, renew: bool) -> (FileSearchResult, FileStamps) {
+        self.comparisons.fetch_add(1, Ordering::Relaxed);
+        let search = |named: &[PathBuf]| {
+            let mut search = search_location(&self.location);
+            named.iter().for_each(|path| search.watch_directory_of(path));
+            search
+        };
+        let mut found = search(&self.named);
+        if let Some(events) = &mut self.events
+            && events.watch(&found.directories, renew)
+        {
+            found = search(&self.named);
+            events.watch(&found.directories, false);
+        }
+        let stamps = FileStamps::new(&found, &self.named);
+        (found, stamps)
     }
 
     fn deliver_result(&mut self, result: T, fingerprint: u128) {
@@ -335,8 +343,6 @@ impl<T> WatchThread<T> {
 
 /// Time for which contents may differ from read to read before a warning is logged.
 const CHANGING_FILES_WARNING_DELAY: Duration = Duration::from_secs(5);
-/// Maximum number of times that one read places the watches; polling covers a tree that changes even faster.
-const MAX_WATCH_PLACEMENTS: usize = 4;
 
 /// Hashes a result to 128 bits, so that two different results practically never have the same fingerprint.
 fn hash_result(result: &RuleFileSetResult) -> u128 {

@@ -1,7 +1,7 @@
 //! Detection of changed rule files, in every way that files change.
 //!
 //! Tests in real time wait for a condition with a generous deadline. With events the poll interval is an hour, so only
-//! an event can make a test pass; without, it is milliseconds.
+//! an event can make a test pass; without, it is milliseconds. With both it is milliseconds too.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
@@ -11,6 +11,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use tempfile::TempDir;
 use tollkeeper::rules::files::read::read_rule_files;
+use tollkeeper::rules::files::walk::{FileStamp, FileStamps};
 use tollkeeper::rules::files::watch::{FileSetReceiver, FileWatcher, WatchTiming};
 use tollkeeper::rules::files::{PathProblem, RuleFileSet, RuleFileSetResult, RuleFilesLocation};
 
@@ -24,6 +25,10 @@ fn by_events() -> WatchTiming {
 
 fn by_polling() -> WatchTiming {
     WatchTiming { debounce: Duration::from_millis(5), poll_interval: Duration::from_millis(10), events: false }
+}
+
+fn by_both() -> WatchTiming {
+    WatchTiming { poll_interval: Duration::from_millis(10), ..by_events() }
 }
 
 /// Starts a watcher and waits until its watches are registered.
@@ -215,13 +220,6 @@ const CHANGES: &[Change] = &[
     change!("directory appears later", &[], rules, |d| write(&d.join("rules/a.yaml"), "new"), NEW),
     change!("directory recreated", &["rules/a.yaml"], rules, recreate_directory, NEW),
     change!("directory renamed", &["rules/a.yaml"], rules, rename_directory, NEW),
-    change!(
-        "parent renamed",
-        &["app/rules/a.yaml"],
-        |d| RuleFilesLocation::Paths(vec![d.join("app/rules")]),
-        rename_parent,
-        NEW
-    ),
     change!("config map", CONFIG_MAP, rules, |d| kubelet(&d.join("rules")), NEW),
     change!("config map, one file", CONFIG_MAP, one_file, |d| kubelet(&d.join("rules")), NEW),
     change!("config map, runtime", RUNTIME_CONFIG_MAP, app_directory, |d| kubelet(&d.join("current/sub/config")), NEW),
@@ -253,9 +251,27 @@ const CHANGES: &[Change] = &[
     ),
 ];
 
+/// Changes outside the directories of files and links, of which no event tells.
+const CHANGES_ELSEWHERE: &[Change] = &[
+    change!(
+        "parent renamed",
+        &["app/rules/a.yaml"],
+        |d| RuleFilesLocation::Paths(vec![d.join("app/rules")]),
+        rename_parent,
+        NEW
+    ),
+    change!(
+        "link in another directory swapped",
+        &["rules/a.yaml -> ../links/a", "links/a -> ../far/a", "far/a", "far/b"],
+        one_file,
+        |d| swap(&d.join("links/a"), "../far/b"),
+        &["domain: far/b\n"]
+    ),
+];
+
 /// Makes each change, then another one in place, which only renewed watches can notice.
-async fn notices_all_changes(timing: fn() -> WatchTiming) {
-    for Change { name, entries, layout, change, expected } in CHANGES {
+async fn notices_changes(changes: impl Iterator<Item = &Change>, timing: fn() -> WatchTiming) {
+    for Change { name, entries, layout, change, expected } in changes {
         let dir: TempDir = tree(entries);
         let layout = layout(dir.path());
         let (_watcher, mut changes) = started(&layout, timing()).await;
@@ -273,12 +289,17 @@ async fn notices_all_changes(timing: fn() -> WatchTiming) {
 
 #[tokio::test]
 async fn events_detect_every_kind_of_change() {
-    notices_all_changes(by_events).await;
+    notices_changes(CHANGES.iter(), by_events).await;
 }
 
 #[tokio::test]
 async fn polling_detects_every_kind_of_change() {
-    notices_all_changes(by_polling).await;
+    notices_changes(CHANGES.iter().chain(CHANGES_ELSEWHERE), by_polling).await;
+}
+
+#[tokio::test]
+async fn polling_detects_what_events_do_not() {
+    notices_changes(CHANGES_ELSEWHERE.iter(), by_both).await;
 }
 
 #[tokio::test]
@@ -374,17 +395,25 @@ async fn unsettled_contents_are_not_reported() {
 }
 
 #[tokio::test]
-async fn reads_and_neighbouring_files_cause_no_wakeup() {
+async fn reads_cause_no_comparison() {
     let dir = tree(&["rules/a.yaml"]);
     let (watcher, _changes) = started(&one_file(dir.path()), by_events()).await;
     // Polls at its own pace, which shows that there was time to wake up.
     let (pacer, _paces) = started(&rules(dir.path()), by_polling()).await;
     let before = watcher.comparison_count();
-    write(&dir.path().join("rules/other"), "x");
-    write(&dir.path().join("other"), "x");
     fs::read(dir.path().join("rules/a.yaml")).unwrap();
     wait_for_comparisons(&pacer, 30).await;
     assert_eq!(watcher.comparison_count(), before);
+}
+
+#[test]
+fn stamp_of_a_new_file_may_hide_a_change() {
+    let dir = tree(&["rules/a.yaml"]);
+    let path = dir.path().join("rules/a.yaml");
+    let stamps = FileStamps(vec![(path.clone(), Ok(FileStamp::from_metadata(&path.metadata().unwrap())))]);
+    let written = path.metadata().unwrap().modified().unwrap();
+    let after = [0, 2, 4, 60].map(|seconds| stamps.may_hide_change(written + Duration::from_secs(seconds)));
+    assert_eq!(after, [true, true, false, false]);
 }
 
 #[tokio::test]
