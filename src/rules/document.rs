@@ -117,7 +117,7 @@ rule_keys! {
             "Body of a rejection, 64 KiB at most.";
         tollkeeper "over_limit_content_type" over_limit_content_type: Option<Spanned<Arc<str>>> as ContentType,
             "Content type of over_limit_body.";
-        tollkeeper "jitter" jitter: Option<Spanned<u32>> as Percentage,
+        tollkeeper "jitter" jitter: Option<Spanned<u32>> as Percentage(0),
             "Random addition to the Retry-After of a rejection: at most this percentage of the wait, rounded up to whole seconds. If absent: none.";
         envoy "detailed_metric" detailed_metric: bool = "false",
             "Metrics of this rule are named after the whole path with the request's values. Avoid it where clients choose the values.";

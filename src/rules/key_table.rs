@@ -126,8 +126,8 @@ pub enum ValueKind {
     WholeSeconds,
     /// Percentage or number of hits.
     Overshoot,
-    /// Percentage.
-    Percentage,
+    /// Percentage from so many thousandths of a percent to 100 %.
+    Percentage(u32),
     /// One of these words.
     Choice(&'static [&'static str]),
     /// Unit of time; case is ignored.

@@ -147,7 +147,7 @@ fn value_kind_schema(kind: ValueKind) -> Value {
             let percent = json!({ "type": "string", "pattern": r"^[0-9]*\.?[0-9]*\s*%$" });
             json!({ "anyOf": [percent, { "type": "integer", "minimum": 1 }] })
         }
-        ValueKind::Percentage => json!({ "type": "string", "pattern": r"^[0-9]*\.?[0-9]*\s*%$" }),
+        ValueKind::Percentage(_) => json!({ "type": "string", "pattern": r"^[0-9]*\.?[0-9]*\s*%$" }),
         ValueKind::Choice(words) => json!({ "enum": words }),
         ValueKind::Unit => {
             let any_case = Unit::ALL.map(|unit| any_case_pattern(unit.name())).join("|");

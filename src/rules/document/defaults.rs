@@ -94,7 +94,7 @@ defaultable_keys! {
         "strict: every hit is counted in the store before it is admitted. eventual: answered from this process, within max_overshoot.";
     Scope "scope" scope: ScopeWord = "region",
         "region: each region has the limit for itself. global: all regions (TOLLKEEPER_REGIONS) have it together, within max_overshoot.";
-    Reserve "reserve" reserve_milli_percent: u32 as Percentage = "10%",
+    Reserve "reserve" reserve_milli_percent: u32 as Percentage(1) = "10%",
         "scope: global only: part of the limit that is split evenly over the regions in advance, for keys that are new to a region.";
     OnRegionLoss "on_region_loss" on_region_loss: RegionLossPolicy = "share",
         "scope: global only: hits of a region that is cut off, once its grants are used: share (its part of max_overshoot), local (limit / regions), deny, or allow.";
@@ -116,7 +116,7 @@ defaultable_keys! {
         "Body of a rejection, 64 KiB at most.";
     OverLimitContentType "over_limit_content_type" over_limit_content_type in [Defaults, RateLimit, DomainDefaults]: Arc<str> as ContentType,
         "Content type of over_limit_body.";
-    Jitter "jitter" jitter in [Defaults, RateLimit, DomainDefaults]: u32 as Percentage,
+    Jitter "jitter" jitter in [Defaults, RateLimit, DomainDefaults]: u32 as Percentage(0),
         "Random addition to the Retry-After of a rejection: at most this percentage of the wait, rounded up to whole seconds. If absent: none.";
 }
 

@@ -139,7 +139,7 @@ impl DocumentReader<'_> {
             let Some(known) = self.find_known_key(name, section, field_path) else { continue };
             let field = Field { key: known, at: name.at, node, path: field_path.with_key(known.name) };
             if known.belongs_in(section) {
-                self.warn_about_spelling(&field);
+                self.warn_about_spelling(&field, section);
                 fields.push(field);
             } else {
                 self.report_misplaced_key(&field, section);
@@ -149,7 +149,7 @@ impl DocumentReader<'_> {
     }
 
     /// Warns about a number or a word that is read, but probably not as its author meant: no value, `0100`, `yes`.
-    fn warn_about_spelling(&mut self, Field { key, node, path, .. }: &Field<'_>) {
+    fn warn_about_spelling(&mut self, Field { key, node, path, .. }: &Field<'_>, section: Section) {
         let Some(scalar) = node.as_scalar() else { return };
         let takes_number = matches!(key.kind, ValueKind::Count(..) | ValueKind::Overshoot);
         let takes_value = takes_number
@@ -160,15 +160,17 @@ impl DocumentReader<'_> {
                     | ValueKind::WholeSeconds
                     | ValueKind::DurationOrTable(_)
                     | ValueKind::Choice(_)
-                    | ValueKind::Percentage
+                    | ValueKind::Percentage(_)
             );
+        // A `match` without a value is an error.
+        let is_of_match = matches!(section, Section::Match | Section::Negation | Section::MatchSet);
         let (name, text) = (key.name, scalar.text());
         let (message, hint) = match scalar.value() {
             ScalarValue::Null if name == "requests_per_unit" => (
                 format!("`{name}` has no value, so it is 0: every request is rejected"),
                 "write the number; 0 if that is meant".to_owned(),
             ),
-            ScalarValue::Null if takes_value => (
+            ScalarValue::Null if takes_value || !key.peer && !is_of_match => (
                 format!("`{name}` has no value, so it counts as not written"),
                 "write the value, or remove the key".to_owned(),
             ),
@@ -286,10 +288,10 @@ impl DocumentReader<'_> {
     }
 
     /// Reports a list element that is not a mapping.
-    pub fn report_not_a_mapping(&mut self, element: &YamlNode<'_>, field_path: &FieldPath<'_>) {
+    pub fn report_not_a_mapping(&mut self, element: &YamlNode<'_>, field_path: &FieldPath<'_>, hint: &str) {
         let message =
             format!("config error, yaml file contains list of type other than map: {}", format_as_go(element));
-        self.report_error(element.at, field_path, message, "write a mapping such as `- key: ...`");
+        self.report_error(element.at, field_path, message, hint);
     }
 
     /// Reports a value that is not convertible to the Go type `into`, in the words of envoyproxy/ratelimit.
@@ -300,7 +302,7 @@ impl DocumentReader<'_> {
             && let Some((index, element)) =
                 list.iter().enumerate().find(|(_, element)| !matches!(element.content, YamlContent::Map(_)))
         {
-            return self.report_not_a_mapping(element, &field_path.with_index(index));
+            return self.report_not_a_mapping(element, &field_path.with_index(index), hint);
         }
         let odd = node
             .as_scalar()

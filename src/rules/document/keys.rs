@@ -321,7 +321,9 @@ impl ReadValue for u32 {
 
     fn read_value(reader: &mut DocumentReader<'_>, field: &Field<'_>) -> Option<Self> {
         match field.key.kind {
-            ValueKind::Percentage => reader.read_scalar(field, value::parse_milli_percent),
+            ValueKind::Percentage(least) => {
+                reader.read_scalar(field, |scalar| value::parse_milli_percent(scalar, least))
+            }
             // The row bounds the number by 32 bits.
             _ => Self::try_from(u64::read_value(reader, field)?).ok(),
         }

@@ -88,7 +88,9 @@ impl ReadField for Vec<DescriptorSpec> {
             let fields = reader.read_fields(node, Section::Descriptor, &field_path).unwrap_or_default();
             read.unreadable = reader.found.error_count() > errors;
             for field in fields {
+                let errors = reader.found.error_count();
                 read.read_key(reader, &field);
+                read.unreadable |= field.key.name == "key" && reader.found.error_count() > errors;
             }
             descriptors.push(read);
         }
@@ -176,7 +178,10 @@ impl ReadField for RateLimitSpec {
                 Self::One(Spanned { value: Box::new(limit), at })
             }
             YamlContent::List(list) if list.is_empty() => {
-                let hint = "leave `rate_limit` out if there is no limit";
+                let hint = match field.key.name {
+                    "rate_limit" => "leave `rate_limit` out if there is no limit",
+                    _ => "write a limit such as {unit: minute, requests_per_unit: 10}, or {unlimited: true}",
+                };
                 reader.report_error(at, &field.path, "an empty list of limits", hint);
                 Self::Unreadable
             }
@@ -257,7 +262,12 @@ impl DocumentReader<'_> {
                     if matches!(node.content, YamlContent::Map(_)) {
                         elements.push((index, node));
                     } else {
-                        self.report_not_a_mapping(node, &field.path.with_index(index));
+                        let hint = match field.key.name {
+                            "descriptors" => "write a mapping such as `- key: ...`",
+                            "replaces" => "write a mapping such as `- name: ...`",
+                            _ => "write a mapping such as `- {unit: minute, requests_per_unit: 10}`",
+                        };
+                        self.report_not_a_mapping(node, &field.path.with_index(index), hint);
                     }
                 }
             }

@@ -103,13 +103,16 @@ impl ReadValue for Ban {
         let YamlContent::Map(_) = field.node.content else {
             return Self::new(BanLength::read_value(reader, field)?.0, 1);
         };
+        let errors = reader.found.error_count();
         let mut keys = BanKeys::default();
         if !reader.read_section(&mut keys, field.node, Section::Ban, &field.path) {
             return None;
         }
         let Some(length) = keys.length else {
-            let hint = "write `for`, such as `for: 10m`";
-            reader.report_error(field.at, &field.path.with_key("for"), "a `ban` without a length", hint);
+            if reader.found.error_count() == errors {
+                let hint = "write `for`, such as `for: 10m`";
+                reader.report_error(field.at, &field.path.with_key("for"), "a `ban` without a length", hint);
+            }
             return None;
         };
         Some(Self::new(length.value.0, value_or(keys.after, 1))?.with_count_of_peeks(keys.count_peeks))
@@ -200,7 +203,7 @@ impl ReadValue for Weekdays {
                 }
             }
         }
-        if days == Self::NONE {
+        if list.is_empty() {
             reader.report_error(field.at, &field.path, "an empty list of days", invalid("").hint);
         }
         Some(days)

@@ -56,14 +56,14 @@ fn parse_scaled_decimal(digits: &str, scale: u128) -> Option<u128> {
     value(whole)?.checked_mul(scale)?.checked_add(value(fraction)? * scale / parts)
 }
 
-/// Parses `reserve`: a percentage to a thousandth, in thousandths of a percent.
-pub fn parse_milli_percent(scalar: &Scalar<'_>) -> Result<u32, InvalidValue> {
+/// Parses a percentage to a thousandth, from `least` to 100 000 thousandths of a percent.
+pub fn parse_milli_percent(scalar: &Scalar<'_>, least: u32) -> Result<u32, InvalidValue> {
     let text = scalar.text().trim();
     let milli = text.strip_suffix('%').and_then(|percent| parse_scaled_decimal(percent.trim_end(), 1_000));
     match milli.and_then(|milli| u32::try_from(milli).ok()) {
-        Some(milli @ 1..=100_000) => Ok(milli),
+        Some(milli) if (least..=100_000).contains(&milli) => Ok(milli),
         _ => invalid_value(
-            format!("`{}` is not a percentage from 0.001% to 100%", escape_for_message(text)),
+            format!("`{}` is not a percentage from {}% to 100%", escape_for_message(text), f64::from(least) / 1e3),
             "write a percentage such as 10%",
         ),
     }

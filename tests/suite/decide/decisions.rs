@@ -829,6 +829,7 @@ fn retry_after_has_jitter_of_the_rule_that_rejects() {
 descriptors:
   - {key: hour, jitter: 10%, rate_limit: [{unit: hour, requests_per_unit: 1}]}
   - {key: day, rate_limit: {unit: day, requests_per_unit: 1}}
+  - {key: none, jitter: 0%, rate_limit: {unit: hour, requests_per_unit: 1}}
   - {key: shadow, jitter: 100%, shadow_mode: true, rate_limit: {unit: day, requests_per_unit: 1}}";
     let service = test_service(&[], rules);
     let waits = |descriptors: &str| {
@@ -841,7 +842,8 @@ descriptors:
         let all: Vec<u64> = (0..200).map(wait).collect();
         (*all.iter().min().expect("200"), *all.iter().max().expect("200"))
     };
-    decide(&service, &shop_request("hour; day; shadow"));
+    decide(&service, &shop_request("hour; day; none; shadow"));
+    assert_eq!(waits("none"), (3_600, 3_600));
     // Of 200 random numbers none is in the first tenth, or in the last, once in a billion runs.
     let table = [("hour", 3_600, 360), ("hour; shadow", 3_600, 360), ("day", 43_200, 21_600)];
     for (descriptors, wait, most) in table {
