@@ -40,7 +40,7 @@ pub struct Decision<'r> {
     /// Headers to add to the request for the upstream, in this order; none unless they are switched on.
     pub request_headers: Vec<Header<'r>>,
     /// Body of a rejection, if the rule has one.
-    pub body: Option<&'r str>,
+    pub body: Option<Cow<'r, str>>,
     /// Dynamic metadata for Envoy, if it is switched on.
     pub metadata: Option<serde_json::Map<String, serde_json::Value>>,
     /// Delay of the response in microseconds; 0 if the request is rejected.
@@ -79,6 +79,13 @@ pub struct Header<'r> {
     pub name: &'r str,
     /// Value of the header.
     pub value: Cow<'r, str>,
+}
+
+impl<'r> Header<'r> {
+    /// Creates a header.
+    pub fn new(name: &'r str, value: impl Into<Cow<'r, str>>) -> Self {
+        Self { name, value: value.into() }
+    }
 }
 
 /// Reason why a request has no decision. The texts, but for [`DecideError::Store`], are those of envoyproxy/ratelimit.

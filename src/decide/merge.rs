@@ -32,7 +32,8 @@ use super::selection::{SelectedLimit, Selection};
 use super::status::DescriptorStatus;
 use crate::base::clock::Time;
 use crate::base::random::random_u64;
-use crate::rules::rule::RejectionResponse;
+use crate::base::text::truncate_to_bytes;
+use crate::rules::rule::rejection_body::BodyValue;
 use crate::settings::decisions::{DecisionSettings, LimitHeaderNames};
 
 /// Merges the outcomes of all descriptors into the decision on the request.
@@ -60,12 +61,7 @@ pub(super) fn merge_outcomes<'r>(
     append_limit_headers(&mut decision.headers, behaviour.limit_headers.as_ref(), statuses);
     append_limit_headers(&mut decision.request_headers, behaviour.request_limit_headers.as_ref(), statuses);
     if over_limit {
-        let (rejection, jitter) = combine_rejection_responses(charged);
-        decision.headers.extend(build_retry_after_header(charged, jitter));
-        decision.body = rejection.and_then(|rejection| rejection.body.as_deref());
-        let content_type = rejection.and_then(|rejection| rejection.content_type.as_deref());
-        let content_type = content_type.map(|text| Header { name: "content-type", value: Cow::Borrowed(text) });
-        decision.headers.extend(content_type);
+        add_rejection_response(charged, decision);
     } else {
         decision.request_headers.extend(build_exceeded_limits_header(behaviour, selections, outcomes));
     }
@@ -95,18 +91,67 @@ fn reject_blocked_request<'r>(charged: &ChargedRequest<'_, 'r, '_>, blocked: &Bl
     decision.metadata = metadata::build_block_metadata(&decider.behaviour, request, blocked);
 }
 
-/// Returns the first response with a body of the rules that reject the request, and their largest jitter. Rules with
-/// quotas count only if all quotas of the request are exceeded.
-fn combine_rejection_responses<'r>(charged: &ChargedRequest<'_, 'r, '_>) -> (Option<&'r RejectionResponse>, u32) {
+/// Adds what the rules that reject the request tell the client: the first body, the first headers, and the time to wait
+/// with the largest jitter. Rules with quotas count only if all quotas of the request are exceeded.
+fn add_rejection_response<'r>(charged: &ChargedRequest<'_, 'r, '_>, decision: &mut Decision<'r>) {
     let quotas_reject = quotas_reject(charged.limit_verdicts());
-    let decided = charged.selected.selections.iter().zip(charged.limit_verdicts());
-    let rejecting = decided.filter_map(|(selection, verdicts)| {
-        selection.rejection.filter(|_| verdicts.hard.rejects() || quotas_reject && verdicts.quotas.is_some())
-    });
-    rejecting.fold((None, 0), |(with_body, jitter), response| {
-        (with_body.or(response.body.is_some().then_some(response)), jitter.max(response.jitter_milli_percent))
-    })
+    let (mut with_body, mut headers, mut jitter) = (None, None, 0);
+    for (index, verdicts) in charged.limit_verdicts().enumerate() {
+        let rejects = verdicts.hard.rejects() || quotas_reject && verdicts.quotas.is_some();
+        let Some(response) = charged.selected.selections[index].rejection.filter(|_| rejects) else { continue };
+        with_body = with_body.or(response.body.as_ref().map(|body| (index, response, body)));
+        headers = headers.or(response.headers.as_deref());
+        jitter = jitter.max(response.jitter_milli_percent);
+    }
+    let wait_s = compute_wait_s(charged, jitter);
+    let retry_after = charged.selected.decider.behaviour.retry_after_header.as_deref();
+    decision.headers.extend(retry_after.zip(wait_s).map(|(name, wait_s)| Header::new(name, wait_s.to_string())));
+    if let Some((index, response, body)) = with_body {
+        let content_type = response.content_type.as_deref();
+        decision.headers.extend(content_type.map(|text| Header::new("content-type", text)));
+        decision.body = Some(body.fill(content_type, |value| format_body_value(charged, index, wait_s, value)));
+    }
+    let headers = headers.into_iter().flatten();
+    decision.headers.extend(headers.map(|(name, value)| Header::new(name, value.as_str())));
 }
+
+/// Value in the body of a rejection by the descriptor at `index`. The time to wait for a request that can never pass is
+/// the period of the limit: the rules may be others by then.
+#[cold]
+fn format_body_value(
+    charged: &ChargedRequest<'_, '_, '_>,
+    index: usize,
+    wait_s: Option<u64>,
+    value: BodyValue,
+) -> String {
+    let (selection, status) = (&charged.selected.selections[index], &charged.statuses[index]);
+    let limit = status.shown_limit.map_or(selection.limits.first(), |shown| selection.limits.get(shown));
+    let period_us = || limit.map_or(0, |selected| selected.limit.period_us());
+    let wait_s = || wait_s.unwrap_or_else(|| period_us().div_ceil(1_000_000).max(1));
+    match value {
+        BodyValue::LimitName => {
+            let name = match (limit.map(|selected| (selected.name, selected.index)), selection.rule) {
+                (Some(("", index)), Some(compiled)) => Cow::Owned(compiled.rule.limit_path(index)),
+                (Some((name, _)), _) if !name.is_empty() => Cow::Borrowed(name),
+                _ => Cow::Borrowed(OVERRIDE_LIMIT_NAME),
+            };
+            truncate_to_bytes(&name, MAX_LIMIT_NAME_BYTES).to_owned()
+        }
+        BodyValue::Limit => limit.map_or(0, |selected| selected.limit.requests_per_unit()).to_string(),
+        BodyValue::Remaining => {
+            let result = status.shown_limit.and_then(|shown| charged.outcomes[index].limit_result(shown));
+            result.map_or(0, |result| result.remaining).to_string()
+        }
+        BodyValue::RetryAfter => wait_s().to_string(),
+        BodyValue::RetryAt => {
+            let now_s = charged.selected.context.store.now.as_micros().div_ceil(1_000_000);
+            Time::from_secs(now_s.saturating_add(wait_s()).min(MAX_SHOWN_TIME_S)).to_string()
+        }
+    }
+}
+
+/// Latest time that a body shows: the end of the year 9999.
+const MAX_SHOWN_TIME_S: u64 = 253_402_300_799;
 
 /// Appends the `RateLimit-*` headers of the last exceeded limit that is not a quota, else of the first with the least
 /// remaining.
@@ -133,14 +178,12 @@ fn append_limit_headers<'r>(
     ]);
 }
 
-/// `Retry-After` header: seconds until the same request could pass, rounded up, at least 1, and a random number of
-/// seconds up to the jitter. `None` if no such header is configured, or if the
-/// request will never pass.
-fn build_retry_after_header<'r>(charged: &ChargedRequest<'_, 'r, '_>, jitter_milli_percent: u32) -> Option<Header<'r>> {
-    let name = charged.selected.decider.behaviour.retry_after_header.as_deref()?;
+/// Seconds until the same request could pass, rounded up, at least 1, and a random number of seconds up to the jitter;
+/// `None` if it will never pass.
+fn compute_wait_s(charged: &ChargedRequest<'_, '_, '_>, jitter_milli_percent: u32) -> Option<u64> {
     let wait_s = retry_after_us(charged.limit_verdicts())?.div_ceil(1_000_000).max(1);
     let added_s = if jitter_milli_percent > 0 { jitter_s(wait_s, jitter_milli_percent, random_u64()) } else { 0 };
-    Some(Header { name, value: Cow::Owned(wait_s.saturating_add(added_s).to_string()) })
+    Some(wait_s.saturating_add(added_s))
 }
 
 /// Picks a whole number of seconds from 0 to `jitter_milli_percent` of a wait, rounded up, by 64 random bits. All are

@@ -35,8 +35,9 @@ use std::sync::Arc;
 use crate::limit::period::Unit;
 use crate::limit::slot::{RELEASE_KEY, SLOT_KEY};
 use crate::rules::diagnostic::{AcknowledgedLines, Diagnostic, Diagnostics, Severity, escape_for_message};
-use crate::rules::document::defaults::check_defaults;
+use crate::rules::document::defaults::{DefaultableKeys, check_defaults};
 use crate::rules::document::fields::{DocumentReader, FieldPath};
+use crate::rules::document::rejection::RejectionKeys;
 use crate::rules::document::{self, DescriptorSpec, Document, MAX_DESCRIPTORS, RateLimitSpec, read};
 use crate::rules::rule::backtracking_bound::{MAX_BACKTRACKING_STEPS, max_backtracking_steps};
 use crate::rules::rule::value_pattern::{ValuePattern, has_star};
@@ -548,45 +549,60 @@ impl DescriptorCompiler<'_, '_> {
         limits: &[document::RateLimitEntry],
         field_path: &FieldPath<'_>,
     ) -> RejectionResponse {
-        let inside = limits.first().map(|limit| &limit.defaultable);
+        let inside = limits.first().map(|limit| limit.defaultable.rejection_keys()).unwrap_or_default();
+        let beside = beside.rejection_keys();
+        let own = RejectionKeys {
+            body: self.choose_in_or_beside_rate_limit("over_limit_body", beside.body, inside.body, field_path),
+            content_type: self.choose_in_or_beside_rate_limit(
+                "over_limit_content_type",
+                beside.content_type,
+                inside.content_type,
+                field_path,
+            ),
+            format: self.choose_in_or_beside_rate_limit("over_limit_format", beside.format, inside.format, field_path),
+            headers: self.choose_in_or_beside_rate_limit(
+                "over_limit_headers",
+                beside.headers,
+                inside.headers,
+                field_path,
+            ),
+            jitter: self.choose_in_or_beside_rate_limit("jitter", beside.jitter, inside.jitter, field_path),
+        };
+        let own = own.check_format(self.reader, field_path);
         let unit = limits.first().and_then(|limit| Unit::from_name(&limit.unit.as_ref()?.value));
-        let defaults = || self.scope.defaults.into_iter().chain(self.scope.layers.layers_for_unit(unit));
-        let default_body = defaults().find_map(|keys| keys.over_limit_body.as_ref());
-        let default_type = defaults().find_map(|keys| keys.over_limit_content_type.as_ref());
-        let body = self.choose_in_or_beside_rate_limit(
-            beside.over_limit_body.as_ref(),
-            inside.and_then(|keys| keys.over_limit_body.as_ref()),
-            &field_path.with_key("over_limit_body"),
-        );
-        let content_type = self.choose_in_or_beside_rate_limit(
-            beside.over_limit_content_type.as_ref(),
-            inside.and_then(|keys| keys.over_limit_content_type.as_ref()),
-            &field_path.with_key("over_limit_content_type"),
-        );
-        let body = body.or(default_body);
-        if let Some(content_type) = content_type.filter(|_| body.is_none()) {
+        let defaults = self.scope.defaults.into_iter().chain(self.scope.layers.layers_for_unit(unit));
+        let all = defaults.map(DefaultableKeys::rejection_keys).fold(own, RejectionKeys::or);
+        if let Some(content_type) = own.content_type.filter(|_| all.body.is_none()) {
             let message = "`over_limit_content_type` without `over_limit_body`";
             self.reader.report_warning(content_type.at, field_path, message, "it has no effect; add a body");
         }
-        let jitter = self.choose_in_or_beside_rate_limit(
-            beside.jitter.as_ref(),
-            inside.and_then(|keys| keys.jitter.as_ref()),
-            &field_path.with_key("jitter"),
-        );
-        let jitter = jitter.or(defaults().find_map(|keys| keys.jitter.as_ref()));
-        limit::build_rejection(body, content_type.or(default_type), jitter.copied())
+        let rejection = all.build();
+        if let (Some(own), Some(body)) = (own.body, &rejection.body)
+            && !body.is_valid_for(rejection.content_type.as_deref())
+        {
+            let message = "the body is no JSON once its values are filled in, and its content type says so";
+            let hint = "put texts in quotes: \"%LIMIT_NAME%\"; numbers need none";
+            self.reader.report_warning(own.at, &field_path.with_key("over_limit_body"), message, hint);
+        }
+        rejection
     }
 
     /// Returns the value of a key that may be written beside or inside `rate_limit`; reports one in both places.
     fn choose_in_or_beside_rate_limit<'w, T>(
         &mut self,
+        key: &str,
         beside: Option<&'w Spanned<T>>,
         inside: Option<&'w Spanned<T>>,
         field_path: &FieldPath<'_>,
     ) -> Option<&'w Spanned<T>> {
         if let (Some(_), Some(inside)) = (beside, inside) {
             let message = "this is written beside `rate_limit` too";
-            self.reader.report_error(inside.at, field_path, message, "write it in one of the two places");
+            self.reader.report_error(
+                inside.at,
+                &field_path.with_key(key),
+                message,
+                "write it in one of the two places",
+            );
         }
         beside.or(inside)
     }

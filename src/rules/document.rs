@@ -11,6 +11,7 @@ pub mod fields;
 pub mod keys;
 pub mod defaults;
 pub mod matching;
+pub mod rejection;
 pub mod times;
 pub mod defaults_file;
 pub mod read;
@@ -20,10 +21,12 @@ use std::sync::Arc;
 use self::defaults::DefaultableKeys;
 use self::keys::rule_keys;
 use self::matching::{MatchSpec, MatchingSpec};
+use self::rejection::RejectionKeys;
 use crate::limit::active::ActiveSpec;
 use crate::limit::ban::Ban;
 use crate::limit::reservation::ReservationPolicy;
-use crate::rules::rule::RuleLogging;
+use crate::rules::rule::rejection_body::{RejectionBody, RejectionFormat};
+use crate::rules::rule::{RejectionHeaders, RuleLogging};
 use crate::rules::yaml::{Position, Spanned};
 
 /// Maximum number of descriptors of all rules that are compiled together.
@@ -113,10 +116,14 @@ rule_keys! {
             "Shadow mode: the limits of the descriptor are counted and reported, but reject nothing.";
         envoy "quota_mode" quota_mode: bool = "false",
             "Quota mode: the limits of the descriptor reject a request only together with all other quotas of that request.";
-        tollkeeper "over_limit_body" over_limit_body: Option<Spanned<Arc<str>>> as Body,
-            "Body of a rejection, 64 KiB at most.";
+        tollkeeper "over_limit_body" over_limit_body: Option<Spanned<RejectionBody>>,
+            "Body of a rejection, 64 KiB at most. It can have %LIMIT_NAME%, %LIMIT%, %REMAINING%, %RETRY_AFTER% (seconds) and %RETRY_AT%.";
         tollkeeper "over_limit_content_type" over_limit_content_type: Option<Spanned<Arc<str>>> as ContentType,
             "Content type of over_limit_body.";
+        tollkeeper "over_limit_format" over_limit_format: Option<Spanned<RejectionFormat>>,
+            "Body and content type of a rejection as in a well-known API, in place of over_limit_body.";
+        tollkeeper "over_limit_headers" over_limit_headers: Option<Spanned<Arc<RejectionHeaders>>>,
+            "Headers of a rejection, 16 at most: a mapping from names to values.";
         tollkeeper "jitter" jitter: Option<Spanned<u32>> as Percentage(0),
             "Random addition to the Retry-After of a rejection: at most this percentage of the wait, rounded up to whole seconds. If absent: none.";
         envoy "detailed_metric" detailed_metric: bool = "false",
@@ -139,6 +146,19 @@ rule_keys! {
         index: usize,
         /// An unknown or misplaced key was reported, so that a missing key is not reported too.
         unreadable: bool,
+    }
+}
+
+impl DescriptorSpec {
+    /// Keys of what a rejection tells.
+    pub fn rejection_keys(&self) -> RejectionKeys<'_> {
+        RejectionKeys {
+            body: self.over_limit_body.as_ref(),
+            content_type: self.over_limit_content_type.as_ref(),
+            format: self.over_limit_format.as_ref(),
+            headers: self.over_limit_headers.as_ref(),
+            jitter: self.jitter.as_ref(),
+        }
     }
 }
 

@@ -110,6 +110,8 @@ pub enum ValueKind {
     Body,
     /// Text that can be the value of a header.
     ContentType,
+    /// Mapping from names of headers to their values.
+    Headers,
     /// Whole number between these, inclusive.
     Count(u64, u64),
     /// Boolean.

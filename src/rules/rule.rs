@@ -9,6 +9,7 @@
 //! Decides: names of a second limit and of a plan's limits (`limit_suffix`).
 
 pub mod network;
+pub mod rejection_body;
 pub mod value_set;
 pub mod expression;
 pub mod value_pattern;
@@ -31,6 +32,7 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
+use self::rejection_body::RejectionBody;
 use self::value_pattern::{MatchKind, ValuePattern};
 use crate::base::named_enum::named_enum;
 use crate::limit::active::ActiveTimes;
@@ -177,23 +179,29 @@ pub struct UnitOverrideDefaults {
     pub defaults: OverrideDefaults,
 }
 
+/// Names and values of headers.
+pub type RejectionHeaders = Vec<(String, String)>;
+
 /// What a rejected request is told beside its code.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RejectionResponse {
-    /// Text of the body, if any.
-    pub body: Option<Arc<str>>,
+    /// Body, if any.
+    pub body: Option<RejectionBody>,
     /// Content type, if any; free of control characters.
     pub content_type: Option<Arc<str>>,
+    /// Further headers, if any.
+    pub headers: Option<Arc<RejectionHeaders>>,
     /// Maximum random addition to `Retry-After`, in thousandths of a percent of the wait; 0: none.
     pub jitter_milli_percent: u32,
 }
 
 impl RejectionResponse {
-    /// Returns this response, completed by another: the body with its content type, and the jitter.
+    /// Returns this response, completed by another: the body with its content type, the headers, and the jitter.
     pub fn with_fallback(&self, other: &Self) -> Self {
         let text = if self.body.is_some() { self } else { other };
         let jitter = if self.jitter_milli_percent > 0 { self } else { other };
-        Self { jitter_milli_percent: jitter.jitter_milli_percent, ..text.clone() }
+        let headers = self.headers.as_ref().or(other.headers.as_ref()).cloned();
+        Self { headers, jitter_milli_percent: jitter.jitter_milli_percent, ..text.clone() }
     }
 }
 

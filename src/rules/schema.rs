@@ -164,6 +164,10 @@ fn value_kind_schema(kind: ValueKind) -> Value {
             let list = json!({ "type": "array", "minItems": 1, "items": text });
             json!({ "anyOf": [list, section_reference(Section::MatchSet)] })
         }
+        ValueKind::Headers => {
+            let value = json!({ "type": ["string", "number", "boolean"] });
+            json!({ "type": ["object", "null"], "additionalProperties": value, "maxProperties": 16 })
+        }
         ValueKind::Free => json!({ "type": ["object", "null"] }),
     }
 }

@@ -13,8 +13,6 @@
 //! Decides: a `max_overshoot` above the limit; `scope: global` without `TOLLKEEPER_REGIONS`.
 //! Decides: that `shadow_mode` and `quota_mode` hold for own limits only.
 
-use std::sync::Arc;
-
 use super::limit_defaults::{
     CompiledLimitEntry, DEFAULT_CONCURRENT_MAX_DURATION_US, DomainSettings, LimitKeys, has_same_counter,
 };
@@ -29,19 +27,8 @@ use crate::rules::document::defaults::DefaultableKeys;
 use crate::rules::document::fields::{DocumentReader, FieldPath};
 use crate::rules::document::{DescriptorSpec, RateLimitEntry};
 use crate::rules::key_table::ConsistencyWord;
-use crate::rules::rule::{OverrideDefaults, RejectionResponse, RuleAllowance, RuleLimit};
+use crate::rules::rule::{OverrideDefaults, RuleAllowance, RuleLimit};
 use crate::rules::yaml::Spanned;
-
-/// Creates the response to a rejection.
-pub(super) fn build_rejection(
-    body: Option<&Spanned<Arc<str>>>,
-    content_type: Option<&Spanned<Arc<str>>>,
-    jitter: Option<Spanned<u32>>,
-) -> RejectionResponse {
-    let shared = |spanned: &Spanned<Arc<str>>| Arc::clone(&spanned.value);
-    let jitter_milli_percent = jitter.map_or(0, |jitter| jitter.value);
-    RejectionResponse { body: body.map(shared), content_type: content_type.map(shared), jitter_milli_percent }
-}
 
 /// Converts `defaults` to those of limits that are sent with a request.
 pub(super) fn convert_override_defaults(keys: &DefaultableKeys, options: &CompileOptions) -> OverrideDefaults {
@@ -60,9 +47,11 @@ pub(super) fn convert_override_defaults(keys: &DefaultableKeys, options: &Compil
         on_region_loss: _,
         on_store_error,
         epoch,
-        over_limit_body: body,
-        over_limit_content_type: content_type,
-        jitter,
+        over_limit_body: _,
+        over_limit_content_type: _,
+        over_limit_format: _,
+        over_limit_headers: _,
+        jitter: _,
     } = keys;
     let overshoot = max_overshoot.map_or(Overshoot::DEFAULT, |spanned| spanned.value);
     let consistency = consistency.map(|spanned| match spanned.value {
@@ -78,7 +67,7 @@ pub(super) fn convert_override_defaults(keys: &DefaultableKeys, options: &Compil
         consistency,
         on_store_error: Some(on_store_error.map_or(options.on_store_error, |spanned| spanned.value)),
         epoch: epoch.map_or(0, |spanned| spanned.value),
-        rejection: build_rejection(body.as_ref(), content_type.as_ref(), *jitter),
+        rejection: keys.rejection_keys().build(),
     }
 }
 

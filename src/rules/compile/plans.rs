@@ -12,7 +12,6 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::limit;
 use crate::rules::diagnostic::{escape_for_message, find_similar_name};
 use crate::rules::document::fields::{DocumentReader, FieldPath};
 use crate::rules::document::{DescriptorSpec, PlanLookupSpec, PlanSpec, TableSpec};
@@ -227,8 +226,7 @@ impl PlanRuleCompiler<'_, '_> {
             );
         let entry = self.find_looked_up_entry(choice, field_path)?;
         let (table, default) = (table?, default?);
-        let (body, content_type) = (written.over_limit_body.as_ref(), written.over_limit_content_type.as_ref());
-        let own = limit::build_rejection(body, content_type, written.jitter);
+        let own = written.rejection_keys().check_format(self.reader, field_path).build();
         let metadata = written.metadata.take().map(|metadata| metadata.value);
         let rule_under = |plan: &CompiledPlan, choices: Option<PlanChoices>| Rule {
             path: place.path.clone(),

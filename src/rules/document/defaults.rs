@@ -9,11 +9,14 @@ use std::sync::Arc;
 
 use super::fields::{DocumentReader, FieldPath};
 use super::keys::{ReadField as _, ReadValue as _, rule_keys};
+use super::rejection::RejectionKeys;
 use crate::base::named_enum::named_enum;
 use crate::limit::algorithm::Algorithm;
 use crate::limit::window::WindowSpec;
 use crate::limit::{Overshoot, RegionLossPolicy, StoreFailurePolicy};
 use crate::rules::key_table::{ConsistencyWord, MAX_EPOCH, ScopeWord};
+use crate::rules::rule::RejectionHeaders;
+use crate::rules::rule::rejection_body::{RejectionBody, RejectionFormat};
 use crate::rules::yaml::{Position, Spanned};
 
 /// Declares the keys: the variant of each before its row.
@@ -112,10 +115,14 @@ defaultable_keys! {
         "Answer while the store fails: local (limit within this process), allow, deny, or error. TOLLKEEPER_ON_STORE_ERROR changes the default.";
     Epoch "epoch" epoch: u64 as Count(0, MAX_EPOCH) = "0",
         "Part of the counter's key: raising it resets the counters at once.";
-    OverLimitBody "over_limit_body" over_limit_body in [Defaults, RateLimit, DomainDefaults]: Arc<str> as Body,
-        "Body of a rejection, 64 KiB at most.";
+    OverLimitBody "over_limit_body" over_limit_body in [Defaults, RateLimit, DomainDefaults]: RejectionBody,
+        "Body of a rejection, 64 KiB at most. It can have %LIMIT_NAME%, %LIMIT%, %REMAINING%, %RETRY_AFTER% (seconds) and %RETRY_AT%.";
     OverLimitContentType "over_limit_content_type" over_limit_content_type in [Defaults, RateLimit, DomainDefaults]: Arc<str> as ContentType,
         "Content type of over_limit_body.";
+    OverLimitFormat "over_limit_format" over_limit_format in [Defaults, RateLimit, DomainDefaults]: RejectionFormat,
+        "Body and content type of a rejection as in a well-known API, in place of over_limit_body.";
+    OverLimitHeaders "over_limit_headers" over_limit_headers in [Defaults, RateLimit, DomainDefaults]: Arc<RejectionHeaders>,
+        "Headers of a rejection, 16 at most: a mapping from names to values.";
     Jitter "jitter" jitter in [Defaults, RateLimit, DomainDefaults]: u32 as Percentage(0),
         "Random addition to the Retry-After of a rejection: at most this percentage of the wait, rounded up to whole seconds. If absent: none.";
 }
@@ -124,6 +131,17 @@ impl DefaultableKeys {
     /// Position of `consistency: eventual`; `None` if it is not written.
     pub fn eventual_consistency_position(&self) -> Option<Position> {
         self.consistency.filter(|consistency| consistency.value == ConsistencyWord::Eventual).map(|it| it.at)
+    }
+
+    /// Keys of what a rejection tells.
+    pub fn rejection_keys(&self) -> RejectionKeys<'_> {
+        RejectionKeys {
+            body: self.over_limit_body.as_ref(),
+            content_type: self.over_limit_content_type.as_ref(),
+            format: self.over_limit_format.as_ref(),
+            headers: self.over_limit_headers.as_ref(),
+            jitter: self.jitter.as_ref(),
+        }
     }
 
     /// Position of `scope: global`; `None` if it is not written.
@@ -145,6 +163,7 @@ pub fn check_defaults(reader: &mut DocumentReader<'_>, settings: &DefaultableKey
             "a strict limit is never exceeded; remove one",
         );
     }
+    settings.rejection_keys().check_format(reader, field_path);
     check_window_defaults(reader, settings, field_path);
     check_global_scope_defaults(reader, settings, field_path);
     let Some(eventual_at) = eventual_at else { return };

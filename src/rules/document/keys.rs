@@ -15,6 +15,7 @@ use crate::limit::window::MonthLength;
 use crate::limit::{Overshoot, RegionLossPolicy, StoreFailurePolicy};
 use crate::rules::diagnostic::escape_for_message;
 use crate::rules::key_table::{ConsistencyWord, ScopeWord, Section, ValueKind};
+use crate::rules::rule::rejection_body::RejectionFormat;
 use crate::rules::rule::{EntryOrder, RuleLogging};
 use crate::rules::yaml::{Position, Scalar, ScalarValue, Spanned, YamlContent, YamlNode};
 
@@ -361,6 +362,7 @@ word_values! {
     EntryOrder::from_name,
     MonthLength::from_name,
     RegionLossPolicy::from_name,
+    RejectionFormat::from_name,
     RuleLogging::from_name,
     ScopeWord::from_name,
     StoreFailurePolicy::from_name,

@@ -1,6 +1,4 @@
 //! Reads YAML nodes into the typed document: the values of keys that contain mappings and lists.
-//!
-//! Decides: which text is a content type.
 
 use std::sync::Arc;
 
@@ -17,7 +15,7 @@ use super::{
     DescriptorSpec, Document, PlanLookupSpec, PlanSpec, RateLimitEntry, RateLimitSpec, ReplacesKeys, TableSpec,
 };
 use crate::rules::diagnostic::{Diagnostics, escape_for_message};
-use crate::rules::key_table::{MAX_OVER_LIMIT_BODY_BYTES, RuleFileKey, Section, ValueKind};
+use crate::rules::key_table::{RuleFileKey, Section, ValueKind};
 use crate::rules::plan_table::is_valid_plan_or_table_name;
 use crate::rules::yaml::{Spanned, YamlContent, YamlNode};
 
@@ -215,30 +213,6 @@ impl ReadField for Vec<Spanned<String>> {
             names.push(keys.name.unwrap_or(Spanned { value: String::new(), at: node.at }));
         }
         names
-    }
-}
-
-/// Text that rules share: the body of a rejection, or its content type.
-impl ReadValue for Arc<str> {
-    const KIND: ValueKind = ValueKind::Body;
-
-    fn read_value(reader: &mut DocumentReader<'_>, field: &Field<'_>) -> Option<Self> {
-        let text = String::read_value(reader, field)?;
-        if field.key.kind == ValueKind::Body {
-            if text.len() > MAX_OVER_LIMIT_BODY_BYTES {
-                let message = format!("an `{}` of {} bytes", field.key.name, text.len());
-                let hint = format!("at most {MAX_OVER_LIMIT_BODY_BYTES} are sent");
-                reader.report_error(field.at, &field.path, message, hint);
-            }
-            return Some(text.into());
-        }
-        // A header value: anything but visible ASCII would break the response or split it.
-        let visible = text.bytes().all(|byte| byte == b' ' || byte.is_ascii_graphic());
-        if !visible || text.trim().is_empty() || text.len() > 256 {
-            let message = format!("`{}` is not a content type", escape_for_message(&text));
-            reader.report_error(field.at, &field.path, message, "write one such as application/json");
-        }
-        Some(text.trim().into())
     }
 }
 

@@ -72,7 +72,7 @@ impl AnswerError {
 
 /// Encodes a decision.
 pub fn encode_response(decision: &Decision<'_>) -> RateLimitResponse {
-    let body = decision.body.filter(|_| decision.over_limit);
+    let body = decision.body.as_ref().filter(|_| decision.over_limit);
     RateLimitResponse {
         overall_code: encode_code(decision.over_limit).into(),
         statuses: decision.statuses.iter().map(encode_status).collect(),

@@ -823,6 +823,138 @@ fn retry_after_and_body_are_those_of_the_limits_that_reject() {
     assert_eq!(said("month; room"), (false, None, String::new()));
 }
 
+/// Body, and headers but for `Retry-After`, of a rejection.
+fn rejection(service: &TestService, descriptors: &str) -> (String, Vec<(String, String)>) {
+    let response = decide(service, &shop_request(descriptors));
+    assert!(response.over_limit(), "{descriptors}");
+    let headers = response.response.response_headers_to_add.iter().filter(|header| header.key != "Retry-After");
+    let body = String::from_utf8(response.response.raw_body.clone()).expect("text");
+    (body, headers.map(|header| (header.key.clone(), header.value.clone())).collect())
+}
+
+#[test]
+fn body_says_what_the_limit_that_rejects_is() {
+    let rules = "defaults: {over_limit_body: '%LIMIT_NAME% %LIMIT% %REMAINING% %RETRY_AFTER% %RETRY_AT%'}
+descriptors:
+  - {key: named, rate_limit: {name: \"a \\\"b\\\" <c>\", unit: hour, requests_per_unit: 1}}
+  - {key: path, rate_limit: {unit: minute, requests_per_unit: 2}}
+  - {key: bucket, rate_limit: {unit: minute, requests_per_unit: 60, bucket_size: 3, algorithm: token_bucket}}
+  - {key: never, rate_limit: {unit: day, requests_per_unit: 0}}
+  - key: list
+    rate_limit:
+      - {name: lower, unit: minute, requests_per_unit: 1}
+      - {name: higher, unit: hour, requests_per_unit: 1}
+  - {key: static, over_limit_body: 100% of %20% and 5 %, rate_limit: {unit: day, requests_per_unit: 0}}";
+    let service = test_service(&[], rules);
+    for key in ["named", "path", "list", "bucket"] {
+        assert!(!decide(&service, &shop_request(key)).over_limit());
+    }
+    let table = [
+        ("named", "a \"b\" <c> 1 0 3600 2026-07-08T13:00:00Z"),
+        ("path=x2", "shop.path 2 0 60 2026-07-08T12:01:00Z"),
+        ("bucket=x3", "shop.bucket 60 2 1 2026-07-08T12:00:01Z"),
+        ("never", "shop.never 0 0 86400 2026-07-09T12:00:00Z"),
+        ("list", "higher 1 0 3600 2026-07-08T13:00:00Z"),
+        ("static", "100% of %20% and 5 %"),
+    ];
+    for (descriptors, body) in table {
+        let (key, hits) = descriptors.split_once("=x").unwrap_or((descriptors, "1"));
+        let response = decide(&service, &shop_request(key).hits(hits.parse().expect("a number")));
+        assert_eq!(String::from_utf8_lossy(&response.response.raw_body), body, "{descriptors}");
+    }
+}
+
+#[test]
+fn values_are_escaped_for_the_content_type_of_the_body() {
+    let name = r#"a"} , {\"b<i>&'"#;
+    for (content_type, body) in [
+        ("application/json", r#""a\"} , {\\\"b<i>&'""#),
+        ("application/problem+json; charset=utf-8", r#""a\"} , {\\\"b<i>&'""#),
+        ("text/html; charset=utf-8", r#""a&quot;} , {\&quot;b&lt;i&gt;&amp;&#39;""#),
+        ("application/soap+xml", r#""a&quot;} , {\&quot;b&lt;i&gt;&amp;&#39;""#),
+        ("text/plain", r#""a"} , {\"b<i>&'""#),
+    ] {
+        let rules = format!(
+            "descriptors:
+  - key: k
+    over_limit_body: '\"%LIMIT_NAME%\"'
+    over_limit_content_type: {content_type}
+    rate_limit: {{name: {}, unit: hour, requests_per_unit: 0}}",
+            serde_json::to_string(name).expect("text"),
+        );
+        let found = rejection(&test_service(&[], &rules), "k");
+        assert_eq!(found, (body.to_owned(), vec![("content-type".to_owned(), content_type.to_owned())]));
+    }
+}
+
+#[test]
+fn formats_are_those_of_well_known_apis() {
+    let at = |body: &Value, path: &str| body.pointer(path).cloned().unwrap_or_default();
+    for (format, content_type, found) in [
+        (
+            "problem+json",
+            "application/problem+json",
+            vec![
+                ("/type", json!("https://iana.org/assignments/http-problem-types#quota-exceeded")),
+                ("/status", json!(429)),
+                ("/violated-policies/0", json!("a \"b\"")),
+            ],
+        ),
+        (
+            "json-rpc",
+            "application/json",
+            vec![
+                ("/jsonrpc", json!("2.0")),
+                ("/error/code", json!(-32029)),
+                ("/error/data/retryAfterSeconds", json!(3600)),
+            ],
+        ),
+        ("openai", "application/json", vec![("/error/code", json!("rate_limit_exceeded"))]),
+        ("anthropic", "application/json", vec![("/type", json!("error")), ("/error/type", json!("rate_limit_error"))]),
+        (
+            "gemini",
+            "application/json",
+            vec![("/error/status", json!("RESOURCE_EXHAUSTED")), ("/error/details/0/retryDelay", json!("3600s"))],
+        ),
+    ] {
+        let rules = format!(
+            "descriptors:
+  - {{key: k, over_limit_format: {format}, rate_limit: {{name: 'a \"b\"', unit: hour, requests_per_unit: 1}}}}"
+        );
+        let service = test_service(&[], &rules);
+        assert!(!decide(&service, &shop_request("k")).over_limit());
+        let (body, headers) = rejection(&service, "k");
+        assert_eq!(headers, [("content-type".to_owned(), content_type.to_owned())], "{format}");
+        let body: Value = serde_json::from_str(&body).unwrap_or_else(|error| panic!("{format}: {error}: {body}"));
+        for (path, value) in found {
+            assert_eq!(at(&body, path), value, "{format}: {body}");
+        }
+    }
+}
+
+#[test]
+fn headers_and_body_of_a_rejection_are_the_first_of_the_rules_that_reject() {
+    let rules = "defaults: {over_limit_format: openai, over_limit_headers: {x-should-retry: true}}
+descriptors:
+  - {key: own, over_limit_body: own, over_limit_headers: {x-own: 'a b', x-2: 2}, rate_limit: {unit: day, requests_per_unit: 0}}
+  - {key: room, over_limit_headers: {x-room: yes}, rate_limit: {unit: day, requests_per_unit: 100}}
+  - {key: default, rate_limit: {unit: day, requests_per_unit: 0}}
+  - {key: inside, rate_limit: {unit: day, requests_per_unit: 0, over_limit_headers: {x-inside: 1}, over_limit_format: gemini}}";
+    let service = test_service(&[], rules);
+    let headers = |names: &[(&str, &str)]| -> Vec<(String, String)> {
+        names.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+    };
+    let own = headers(&[("x-own", "a b"), ("x-2", "2")]);
+    assert_eq!(rejection(&service, "own"), ("own".to_owned(), own.clone()));
+    assert_eq!(rejection(&service, "room; own; default"), ("own".to_owned(), own));
+    let (body, found) = rejection(&service, "default; own");
+    assert!(body.contains("rate_limit_exceeded"), "{body}");
+    assert_eq!(found, headers(&[("content-type", "application/json"), ("x-should-retry", "true")]));
+    let (body, found) = rejection(&service, "inside");
+    assert!(body.contains("RESOURCE_EXHAUSTED"), "{body}");
+    assert_eq!(found, headers(&[("content-type", "application/json"), ("x-inside", "1")]));
+}
+
 #[test]
 fn retry_after_has_jitter_of_the_rule_that_rejects() {
     let rules = "defaults: {jitter: 50%}

@@ -20,6 +20,7 @@ use tollkeeper::rules::compile::{CompiledRules, RuleText, compile_texts};
 use tollkeeper::rules::diagnostic::Diagnostics;
 use tollkeeper::rules::document::read::all_keys;
 use tollkeeper::rules::key_table::Section;
+use tollkeeper::rules::rule::rejection_body::RejectionBody;
 use tollkeeper::rules::rule::rlconfig::format_rlconfig;
 use tollkeeper::rules::rule::set::RuleSet;
 use tollkeeper::rules::rule::{Domain, RuleAllowance, RuleLimit, RuleNode};
@@ -222,7 +223,7 @@ descriptors:
     assert_eq!(policies, [StoreFailurePolicy::Deny, StoreFailurePolicy::Allow, StoreFailurePolicy::Deny]);
     assert_eq!(limits.iter().map(|one| one.epoch).collect::<Vec<_>>(), [3, 4, 3]);
     assert_eq!(
-        rules.iter().map(|rule| rule.rejection.body.as_deref()).collect::<Vec<_>>(),
+        rules.iter().map(|rule| rule.rejection.body.as_ref().map(RejectionBody::text)).collect::<Vec<_>>(),
         [Some("no"), Some("no"), Some("yes")]
     );
     assert_eq!(domains[0].defaults.algorithm, Algorithm::LeakyBucket);
@@ -347,7 +348,7 @@ fn limit_of(domain: &Domain, index: usize) -> (u64, Algorithm, StoreFailurePolic
     match &rule.allowance {
         RuleAllowance::Limits(limits) => {
             let RuleLimit { limit, epoch, .. } = &limits[0];
-            (*epoch, limit.algorithm(), limit.on_store_error(), rule.rejection.body.as_deref())
+            (*epoch, limit.algorithm(), limit.on_store_error(), rule.rejection.body.as_ref().map(RejectionBody::text))
         }
         RuleAllowance::Unlimited { .. } => panic!("unlimited"),
     }

@@ -397,7 +397,7 @@ fn body_of_a_rejection_can_be_a_default() {
     let body = |rate_limit: &str| {
         let (domains, _) = applied(&rule(rate_limit), text);
         let body = domains[0].descriptors[0].rule.as_ref().unwrap().rejection.clone();
-        (body.body.unwrap().to_string(), body.content_type.unwrap().to_string())
+        (body.body.unwrap().text().to_owned(), body.content_type.unwrap().to_string())
     };
     assert_eq!(body("{unit: day, requests_per_unit: 5}"), ("tomorrow".to_owned(), "text/x".to_owned()));
     assert_eq!(body("{unit: hour, requests_per_unit: 5}"), ("slow".to_owned(), "text/x".to_owned()));

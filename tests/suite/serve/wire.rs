@@ -181,7 +181,7 @@ fn rejection() -> Decision<'static> {
         .into_iter()
         .collect(),
         request_headers: vec![Header { name: "x-exceeded", value: Cow::Borrowed("a;shadow\r\n") }],
-        body: Some("slow down"),
+        body: Some("slow down".into()),
         metadata: metadata.as_object().cloned(),
         delay_us: 0,
     }

@@ -268,7 +268,7 @@ fn an_empty_environment_gives_the_defaults() {
     assert!(!rules.healthy_with_at_least_one_config);
     assert_eq!(
         (rules.poll_interval, rules.reload_debounce),
-        (Some(Duration::from_secs(10)), Duration::from_millis(100))
+        (Some(Duration::from_secs(1)), Duration::from_millis(100))
     );
     assert_eq!(
         (rules.on_store_error, settings.decisions.log_max, settings.decisions.calendar_months),
