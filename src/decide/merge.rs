@@ -101,9 +101,9 @@ fn add_rejection_response<'r>(charged: &ChargedRequest<'_, 'r, '_>, decision: &m
         let Some(response) = charged.selected.selections[index].rejection.filter(|_| rejects) else { continue };
         with_body = with_body.or(response.body.as_ref().map(|body| (index, response, body)));
         headers = headers.or(response.headers.as_deref());
-        jitter = jitter.max(response.jitter_milli_percent);
+        jitter = jitter.max(response.jitter_milli_percent.unwrap_or(0));
     }
-    let wait_s = compute_wait_s(charged, jitter);
+    let wait_s = draw_wait_s(charged, jitter);
     let retry_after = charged.selected.decider.behaviour.retry_after_header.as_deref();
     decision.headers.extend(retry_after.zip(wait_s).map(|(name, wait_s)| Header::new(name, wait_s.to_string())));
     if let Some((index, response, body)) = with_body {
@@ -115,8 +115,8 @@ fn add_rejection_response<'r>(charged: &ChargedRequest<'_, 'r, '_>, decision: &m
     decision.headers.extend(headers.map(|(name, value)| Header::new(name, value.as_str())));
 }
 
-/// Value in the body of a rejection by the descriptor at `index`. The time to wait for a request that can never pass is
-/// the period of the limit: the rules may be others by then.
+/// Value in the body of a rejection by the descriptor at `index`. A request that can never pass waits for a day: the rules
+/// may be others by then.
 #[cold]
 fn format_body_value(
     charged: &ChargedRequest<'_, '_, '_>,
@@ -126,8 +126,7 @@ fn format_body_value(
 ) -> String {
     let (selection, status) = (&charged.selected.selections[index], &charged.statuses[index]);
     let limit = status.shown_limit.map_or(selection.limits.first(), |shown| selection.limits.get(shown));
-    let period_us = || limit.map_or(0, |selected| selected.limit.period_us());
-    let wait_s = || wait_s.unwrap_or_else(|| period_us().div_ceil(1_000_000).max(1));
+    let wait_s = wait_s.unwrap_or(86_400);
     match value {
         BodyValue::LimitName => {
             let name = match (limit.map(|selected| (selected.name, selected.index)), selection.rule) {
@@ -135,17 +134,15 @@ fn format_body_value(
                 (Some((name, _)), _) if !name.is_empty() => Cow::Borrowed(name),
                 _ => Cow::Borrowed(OVERRIDE_LIMIT_NAME),
             };
-            truncate_to_bytes(&name, MAX_LIMIT_NAME_BYTES).to_owned()
+            let cut = truncate_to_bytes(&name, MAX_LIMIT_NAME_BYTES);
+            if cut.len() < name.len() { format!("{cut}...") } else { cut.to_owned() }
         }
         BodyValue::Limit => limit.map_or(0, |selected| selected.limit.requests_per_unit()).to_string(),
-        BodyValue::Remaining => {
-            let result = status.shown_limit.and_then(|shown| charged.outcomes[index].limit_result(shown));
-            result.map_or(0, |result| result.remaining).to_string()
-        }
-        BodyValue::RetryAfter => wait_s().to_string(),
+        BodyValue::Remaining => status.shown.remaining.to_string(),
+        BodyValue::RetryAfter => wait_s.to_string(),
         BodyValue::RetryAt => {
             let now_s = charged.selected.context.store.now.as_micros().div_ceil(1_000_000);
-            Time::from_secs(now_s.saturating_add(wait_s()).min(MAX_SHOWN_TIME_S)).to_string()
+            Time::from_secs(now_s.saturating_add(wait_s).min(MAX_SHOWN_TIME_S)).to_string()
         }
     }
 }
@@ -180,7 +177,7 @@ fn append_limit_headers<'r>(
 
 /// Seconds until the same request could pass, rounded up, at least 1, and a random number of seconds up to the jitter;
 /// `None` if it will never pass.
-fn compute_wait_s(charged: &ChargedRequest<'_, '_, '_>, jitter_milli_percent: u32) -> Option<u64> {
+fn draw_wait_s(charged: &ChargedRequest<'_, '_, '_>, jitter_milli_percent: u32) -> Option<u64> {
     let wait_s = retry_after_us(charged.limit_verdicts())?.div_ceil(1_000_000).max(1);
     let added_s = if jitter_milli_percent > 0 { jitter_s(wait_s, jitter_milli_percent, random_u64()) } else { 0 };
     Some(wait_s.saturating_add(added_s))
@@ -199,7 +196,7 @@ pub fn jitter_s(wait_s: u64, jitter_milli_percent: u32, random: u64) -> u64 {
 /// Maximum number of limits that the header of exceeded limits names; `...` stands for more.
 const MAX_LISTED_EXCEEDED_LIMITS: usize = 16;
 
-/// Maximum length of a name in that header, in bytes; a longer one is cut, and ends in `...`.
+/// Maximum length of a limit's name in a header or a body, in bytes; a longer one is cut, and ends in `...`.
 const MAX_LIMIT_NAME_BYTES: usize = 128;
 
 /// Name of a limit that came with the request.

@@ -1,6 +1,6 @@
-//! Times of the week at which a limit is active: outside them it does not exist.
+//! Times of the week, and days of the calendar, at which a limit is active: outside them it does not exist.
 //!
-//! A span begins on each of its days at `from` and lasts until `to`, on the next day if `to` is not later than `from`.
+//! A span begins on each of its days, from `first_day` to `last_day`, at `from` and lasts until `to`, on the next day if `to` is not later than `from`.
 //! Both are local times, so a span is an hour longer or shorter where the clock changes. The days name the day on which
 //! a span begins.
 //!
@@ -11,7 +11,7 @@
 
 use std::fmt;
 
-use super::calendar::{InternedValues, TimeOfDay, Weekday, Zone};
+use super::calendar::{CalendarDay, InternedValues, TimeOfDay, Weekday, Zone};
 use super::window::{CachedBounds, WindowBounds};
 use crate::base::clock::Time;
 
@@ -65,6 +65,10 @@ impl fmt::Display for Weekdays {
 pub struct ActiveSpec {
     /// Days on which a span begins, at least one.
     pub days: Weekdays,
+    /// First day on which one begins; `None`: there were always some.
+    pub first_day: Option<CalendarDay>,
+    /// Last day on which one begins; `None`: there will always be some.
+    pub last_day: Option<CalendarDay>,
     /// Start of a span.
     pub from: TimeOfDay,
     /// End of a span; 00:00 is the end of the day if `from` is 00:00 too.
@@ -74,6 +78,20 @@ pub struct ActiveSpec {
 }
 
 impl ActiveSpec {
+    /// Returns `true` if a span begins on the day with this number.
+    fn begins_on(&self, day: i64) -> bool {
+        self.days.contains(Weekday::of_day_number(day))
+            && self.first_day.is_none_or(|first| first.day_number() <= day)
+            && self.last_day.is_none_or(|last| day <= last.day_number())
+    }
+
+    /// Returns `true` if the last span ends before the first one of `other` begins, in the same zone.
+    fn ends_before(&self, other: &Self) -> bool {
+        let ends_on_next_day = self.to <= self.from && self.to != TimeOfDay::default();
+        let end = self.last_day.map(|last| last.day_number() + i64::from(ends_on_next_day));
+        end.zip(other.first_day).is_some_and(|(end, first)| end < first.day_number())
+    }
+
     /// Marks the minutes of the week that are active, from Monday on.
     fn mark_active_minutes(&self, minutes: &mut [bool]) {
         let (from, to) =
@@ -92,15 +110,21 @@ impl ActiveSpec {
             spec.mark_active_minutes(&mut minutes);
             minutes
         };
-        self.zone != other.zone || minutes(self).into_iter().zip(minutes(other)).any(|(one, other)| one && other)
+        let follow_each_other = self.ends_before(other) || other.ends_before(self);
+        let share_minutes = || minutes(self).into_iter().zip(minutes(other)).any(|(one, other)| one && other);
+        self.zone != other.zone || !follow_each_other && share_minutes()
     }
 }
 
 /// Writes the value of `active` in a rule file.
 impl fmt::Display for ActiveSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { days, from, to, zone } = self;
-        write!(f, "{{days: \"{days}\", from: \"{from}\", ")?;
+        let Self { days, first_day, last_day, from, to, zone } = self;
+        f.write_str("{")?;
+        for (key, day) in [("first_day", first_day), ("last_day", last_day)] {
+            day.map_or(Ok(()), |day| write!(f, "{key}: {day}, "))?;
+        }
+        write!(f, "days: \"{days}\", from: \"{from}\", ")?;
         // The whole day, which has no end that could be written.
         if from != to {
             write!(f, "to: \"{to}\", ")?;
@@ -129,7 +153,7 @@ impl ActiveTimes {
         Self(INTERNED_TIMES.get_or_insert_with(spec, make))
     }
 
-    /// Days, times of day and zone that define the times.
+    /// Definition of the times.
     pub fn spec(self) -> ActiveSpec {
         self.0.spec
     }
@@ -143,12 +167,12 @@ impl ActiveTimes {
     /// Finds the span around `at` in which the limit is, or is not, active, and which of both; `None` beyond the year
     /// 9999.
     fn find_activity_span(self, at: Time) -> Option<(WindowBounds, bool)> {
-        let ActiveSpec { days, from, to, zone } = self.0.spec;
+        let ActiveSpec { from, to, zone, .. } = self.0.spec;
         let at_s = i64::try_from(at.as_micros() / 1_000_000).ok()?;
         let today = zone.local_time(at)?.day;
-        // The days around one on which a span begins; a week has at least one.
+        // The days around one on which a span begins.
         let (mut before, mut after) = (i64::MIN, i64::MAX);
-        for day in (today - 8..=today + 8).filter(|day| days.contains(Weekday::of_day_number(*day))) {
+        for day in (today - 8..=today + 8).filter(|day| self.0.spec.begins_on(*day)) {
             let start_s = zone.unix_seconds_of_local_time(day, from)?;
             let end_s = zone.unix_seconds_of_local_time(if to > from { day } else { day + 1 }, to)?;
             if start_s <= at_s && at_s < end_s {
@@ -160,7 +184,7 @@ impl ActiveTimes {
                 after = after.min(start_s);
             }
         }
-        // An inactive time lasts a week at most; the bounds are those of the days that were looked at.
+        // The next span may be beyond the days that were looked at; so the answer holds for a day.
         let (start_s, end_s) = (before.max(at_s - 86_400), after.min(at_s + 86_400));
         Some((WindowBounds::from_unix_seconds(start_s, end_s), false))
     }

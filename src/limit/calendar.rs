@@ -89,6 +89,30 @@ impl fmt::Display for TimeOfDay {
     }
 }
 
+/// Day of the calendar, of the years 0 to 9999.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct CalendarDay(Date);
+
+impl CalendarDay {
+    /// Parses `YYYY-MM-DD`.
+    pub fn parse(text: &str) -> Option<Self> {
+        // Other forms of ISO 8601 have other lengths.
+        text.parse().ok().filter(|_| text.len() == "2026-12-04".len()).map(Self)
+    }
+
+    /// Number of days since 1970-01-01.
+    pub fn day_number(self) -> i64 {
+        day_number(self.0)
+    }
+}
+
+/// Writes `2026-12-04`.
+impl fmt::Display for CalendarDay {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
 /// Time zone of IANA's database.
 #[derive(Clone, Copy)]
 pub struct Zone(&'static NamedZone);

@@ -61,7 +61,7 @@ pub struct ReservationQuery<'q> {
     /// Time of the request.
     pub now: Time,
     /// Tells whether a reservation that a holder made at a time is over because the holder is dead.
-    pub is_of_dead: &'q dyn Fn(HolderId, Time) -> bool,
+    pub is_freed_by_death: &'q dyn Fn(HolderId, Time) -> bool,
 }
 
 impl ReservationTable {
@@ -186,8 +186,9 @@ impl ReservationTable {
             return;
         }
         self.swept = now;
-        let is_over =
-            |one: &Reservation| one.expires <= now || one.hits > 0 && (query.is_of_dead)(one.holder, one.mark.at);
+        let is_over = |one: &Reservation| {
+            one.expires <= now || one.hits > 0 && (query.is_freed_by_death)(one.holder, one.mark.at)
+        };
         let over: Vec<Reservation> = self.open.values().filter(|one| is_over(one)).copied().collect();
         self.open.retain(|_, one| !is_over(one));
         for one in over {

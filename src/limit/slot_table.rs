@@ -65,7 +65,7 @@ pub struct SlotQuery<'q> {
     /// Life of a slot (`max_duration`) in microseconds.
     pub life_us: u64,
     /// Tells whether a slot that a holder took at a time is free because the holder is dead.
-    pub is_of_dead: &'q dyn Fn(HolderId, Time) -> bool,
+    pub is_freed_by_death: &'q dyn Fn(HolderId, Time) -> bool,
 }
 
 /// Seats, slots and tombstones of a table of slots or reservations, in all and by holder.
@@ -149,7 +149,7 @@ impl SlotTable {
         let lacks_seats = seats > 0 && self.used.saturating_add(seats) > limit;
         let was_swept_long_ago = now.since_us(self.swept) >= life_us;
         if own.is_none() && (lacks_seats || was_swept_long_ago) || self.tombstones >= MAX_TOMBSTONES {
-            expired += self.sweep_if_due(now, query.is_of_dead);
+            expired += self.sweep_if_due(now, query.is_freed_by_death);
         }
         let own = match own {
             None => OwnSlot::Absent,
@@ -185,14 +185,14 @@ impl SlotTable {
         }
     }
 
-    /// Removes all slots that are over; returns their seats. `is_of_dead` is that of a [`SlotQuery`].
-    pub fn sweep(&mut self, now: Time, is_of_dead: &dyn Fn(HolderId, Time) -> bool) -> u64 {
+    /// Removes all slots that are over; returns their seats. `is_freed_by_death` is that of a [`SlotQuery`].
+    pub fn sweep(&mut self, now: Time, is_freed_by_death: &dyn Fn(HolderId, Time) -> bool) -> u64 {
         let before = self.used;
         let Self { slots, used, tombstones, swept, life_us, counter_tag: _ } = self;
         *swept = now;
         slots.retain(|_, slot| {
             let taken = Time::from_micros(slot.expires.as_micros().saturating_sub(*life_us));
-            let is_over = slot.expires <= now || slot.seats > 0 && is_of_dead(slot.holder, taken);
+            let is_over = slot.expires <= now || slot.seats > 0 && is_freed_by_death(slot.holder, taken);
             if is_over {
                 *used -= u64::from(slot.seats);
                 *tombstones -= u32::from(slot.seats == 0);
@@ -235,10 +235,10 @@ impl SlotTable {
         SlotSummary::new(self.slots.values().map(slot), now, is_dead)
     }
 
-    fn sweep_if_due(&mut self, now: Time, is_of_dead: &dyn Fn(HolderId, Time) -> bool) -> u64 {
+    fn sweep_if_due(&mut self, now: Time, is_freed_by_death: &dyn Fn(HolderId, Time) -> bool) -> u64 {
         let interval_us = SWEEP_INTERVAL_US.max(SWEEP_INTERVAL_US_PER_SLOT * self.slots.len() as u64);
         let is_due = now.since_us(self.swept) >= interval_us || now < self.swept;
-        if is_due { self.sweep(now, is_of_dead) } else { 0 }
+        if is_due { self.sweep(now, is_freed_by_death) } else { 0 }
     }
 
     fn insert(&mut self, id: SlotId, slot: Slot) {

@@ -568,20 +568,31 @@ impl DescriptorCompiler<'_, '_> {
             ),
             jitter: self.choose_in_or_beside_rate_limit("jitter", beside.jitter, inside.jitter, field_path),
         };
-        let own = own.check_format(self.reader, field_path);
+        let own = own.report_keys_beside_format(self.reader, field_path);
         let unit = limits.first().and_then(|limit| Unit::from_name(&limit.unit.as_ref()?.value));
         let defaults = self.scope.defaults.into_iter().chain(self.scope.layers.layers_for_unit(unit));
         let all = defaults.map(DefaultableKeys::rejection_keys).fold(own, RejectionKeys::or);
         if let Some(content_type) = own.content_type.filter(|_| all.body.is_none()) {
-            let message = "`over_limit_content_type` without `over_limit_body`";
+            let message = match all.format {
+                Some(_) => "`over_limit_content_type` beside the `over_limit_format` of `defaults`, which sets it too",
+                None => "`over_limit_content_type` without `over_limit_body`",
+            };
             self.reader.report_warning(content_type.at, field_path, message, "it has no effect; add a body");
         }
         let rejection = all.build();
-        if let (Some(own), Some(body)) = (own.body, &rejection.body)
-            && !body.is_valid_for(rejection.content_type.as_deref())
-        {
-            let message = "the body is no JSON once its values are filled in, and its content type says so";
-            let hint = "put texts in quotes: \"%LIMIT_NAME%\"; numbers need none";
+        if let (Some(own), Some(body)) = (own.body, &rejection.body) {
+            let content_type = rejection.content_type.as_deref();
+            let (message, hint) = match () {
+                () if !body.is_json_if_declared(content_type) => (
+                    "the content type is JSON, and the body is not once its values are filled in",
+                    "put texts in quotes: \"%LIMIT_NAME%\", \"%RETRY_AT%\"; numbers need none",
+                ),
+                () if body.lacks_content_type(content_type) => (
+                    "values in this body are not escaped, because it has no content type",
+                    "add `over_limit_content_type: application/json`",
+                ),
+                () => return rejection,
+            };
             self.reader.report_warning(own.at, &field_path.with_key("over_limit_body"), message, hint);
         }
         rejection

@@ -122,13 +122,15 @@ pub enum ValueKind {
     Days,
     /// Time of day, `HH:MM`.
     TimeOfDay,
+    /// Day of the calendar, `YYYY-MM-DD`.
+    Day,
     /// Duration in Go's notation, such as `1h30m`, 366 days at most.
     Duration,
     /// Duration of whole seconds, from 1 s to 366 days.
     WholeSeconds,
     /// Percentage or number of hits.
     Overshoot,
-    /// Percentage from so many thousandths of a percent to 100 %.
+    /// Percentage: at least so many thousandths of a percent, and 100 % at most.
     Percentage(u32),
     /// One of these words.
     Choice(&'static [&'static str]),

@@ -191,17 +191,17 @@ pub struct RejectionResponse {
     pub content_type: Option<Arc<str>>,
     /// Further headers, if any.
     pub headers: Option<Arc<RejectionHeaders>>,
-    /// Maximum random addition to `Retry-After`, in thousandths of a percent of the wait; 0: none.
-    pub jitter_milli_percent: u32,
+    /// Maximum random addition to `Retry-After`, in thousandths of a percent of the wait.
+    pub jitter_milli_percent: Option<u32>,
 }
 
 impl RejectionResponse {
     /// Returns this response, completed by another: the body with its content type, the headers, and the jitter.
     pub fn with_fallback(&self, other: &Self) -> Self {
         let text = if self.body.is_some() { self } else { other };
-        let jitter = if self.jitter_milli_percent > 0 { self } else { other };
         let headers = self.headers.as_ref().or(other.headers.as_ref()).cloned();
-        Self { headers, jitter_milli_percent: jitter.jitter_milli_percent, ..text.clone() }
+        let jitter_milli_percent = self.jitter_milli_percent.or(other.jitter_milli_percent);
+        Self { headers, jitter_milli_percent, ..text.clone() }
     }
 }
 

@@ -132,6 +132,7 @@ fn value_kind_schema(kind: ValueKind) -> Value {
         }
         ValueKind::Count(min, max) => json!({ "type": ["integer", "null"], "minimum": min, "maximum": max }),
         ValueKind::Flag => json!({ "type": ["boolean", "null"] }),
+        ValueKind::Day => json!({ "type": ["string", "null"], "pattern": "^[0-9]{4}-[0-9]{2}-[0-9]{2}$" }),
         ValueKind::TimeOfDay => json!({ "type": ["string", "null"], "pattern": "^([01][0-9]|2[0-3]):[0-5][0-9]$" }),
         ValueKind::DurationOrTable(section) => {
             json!({ "anyOf": [value_kind_schema(ValueKind::Duration), section_reference(section), { "type": "null" }] })

@@ -8,10 +8,10 @@
 //!
 //! With Redis, replicas share what they heard: an Envoy sends its checks to all of them, its calls to one. So a replica
 //! may believe for a while that an Envoy is dead which took a slot elsewhere, as after its restart. A slot of a dead
-//! holder is therefore free only if it was taken half of the timeout before the holder was found dead, or earlier.
+//! holder is therefore free only if it was taken at least half of the timeout before this replica was told of the death.
 //!
 //! Silence counts only while somebody listens. After a process stood still, or its clock was set, the silence of each
-//! holder begins anew; with Redis, after no replica told what it heard. Else all slots would be free when it goes on.
+//! holder begins anew; with Redis, after no replica told what it heard. Otherwise all slots would be free after a pause.
 //!
 //! Decides: which Envoy is dead, and when its silence counts (`TOLLKEEPER_HOLDER_TIMEOUT`).
 //! Decides: how many Envoys there may be, and how much of a name is kept.
@@ -204,15 +204,15 @@ impl SlotHolderTable {
     }
 
     /// Returns true if a slot that a holder took at `taken` is free because the holder is dead.
-    pub fn is_slot_of_dead(&self, id: HolderId, taken: Time, now: Time) -> bool {
+    pub fn is_slot_freed_by_death(&self, id: HolderId, taken: Time, now: Time) -> bool {
         // After a clock was set back, slots of before seem to be taken later.
-        let is_old = taken > now || now.since_us(taken) >= self.least_age_of_free_slot_us(now);
+        let is_old = taken > now || now.since_us(taken) >= self.least_age_of_freed_slot_us(now);
         is_old && self.is_dead(id, now)
     }
 
     /// Age in microseconds from which a slot of a dead holder is free: a younger one was taken by an Envoy that is back,
     /// and of which this process did not hear yet.
-    fn least_age_of_free_slot_us(&self, now: Time) -> u64 {
+    fn least_age_of_freed_slot_us(&self, now: Time) -> u64 {
         let dead = self.shared_dead.read().unwrap_or_else(PoisonError::into_inner);
         let since_told_us = dead.as_ref().map_or(0, |dead| now.since_us(dead.told));
         (self.timeout_us.load(Ordering::Relaxed) / 2).saturating_add(since_told_us)
@@ -251,7 +251,7 @@ impl SlotHolderTable {
     /// Encodes the dead holders for a script, eight bytes each, after the age in microseconds from which their slots are
     /// free. Those that this process just heard are left out; without any there is nothing.
     pub fn encode_dead_holders(&self, now: Time) -> Vec<u8> {
-        let least_age_us = self.least_age_of_free_slot_us(now);
+        let least_age_us = self.least_age_of_freed_slot_us(now);
         let timeout_us = self.timeout_us.load(Ordering::Relaxed);
         let own = self.holders.read().unwrap_or_else(PoisonError::into_inner);
         let dead = self.shared_dead.read().unwrap_or_else(PoisonError::into_inner);

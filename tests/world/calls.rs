@@ -38,9 +38,12 @@ impl Simulation for Plan {
     fn run(&self) -> Outcome {
         let plan = Rc::new(self.clone());
         run_in_virtual_time(self.fleet.seed, async move {
-            let max_replicas = plan.max_replicas.map(|count| count.to_string());
-            let environment = max_replicas.as_deref().map(|count| ("TOLLKEEPER_MAX_REPLICAS", count));
-            let fleet = Fleet::start(&plan.fleet, environment.as_slice(), plan.rule_file());
+            let max_replicas = plan.max_replicas.map(|count| ("TOLLKEEPER_MAX_REPLICAS", count.to_string()));
+            let replicas = ("TOLLKEEPER_REPLICAS", plan.fleet.replicas.to_string());
+            let replicas = Some(replicas).filter(|_| plan.is_replica_count_given());
+            let variables: Vec<_> = max_replicas.into_iter().chain(replicas).collect();
+            let environment: Vec<_> = variables.iter().map(|(name, value)| (*name, value.as_str())).collect();
+            let fleet = Fleet::start(&plan.fleet, &environment, plan.rule_file());
             let watch = ChargeWatch::new(&plan.rules, &fleet.trace);
             // Regions have scripts of their own.
             if plan.fleet.regions == 1 {
@@ -112,6 +115,7 @@ impl World {
         let jumps = |fault: &TimedFault| matches!(fault.fault, Fault::RedisClockJumps(_) | Fault::RedisFailsOver(_));
         report.has_steady_clocks = !self.plan.faults.iter().any(jumps);
         report.held_back_us = self.plan.held_back_us();
+        report.local_shares = self.plan.local_shares();
         report.calls.extend(self.unanswered.take().into_values());
         let mut breaches = find_breaches(&self.plan.rules, self.plan.fleet.replicas as u64, &report);
         breaches.extend(levels.iter().filter_map(|level| level.find_breach(&self.plan.rules, &report)));

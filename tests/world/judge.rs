@@ -81,6 +81,8 @@ pub struct Report {
     pub held_back_us: u64,
     /// No clock of a Redis jumped.
     pub has_steady_clocks: bool,
+    /// Shares of `on_store_error: local` that processes use in a period, if all know the number of replicas.
+    pub local_shares: Option<u64>,
 }
 
 /// A bound on the hits that are admitted in any span: `burst` at once, and `rate` of them in a time `per_us`.
@@ -204,9 +206,13 @@ impl CounterCheck<'_> {
         if self.rule().on_store_error != StoreErrorPolicy::Local || is_global {
             return 0;
         }
-        // The shares of all replicas are the limit, in a window of their own; the divisor may lag behind their number.
+        // The shares of all replicas are the limit, in a window of their own. A number of replicas that is counted lags.
         let periods = span_us / (self.rule().period_s * 1_000_000) + 2;
-        (limit.max(self.rule().capacity()) + self.replicas) * periods * self.replicas
+        let most = limit.max(self.rule().capacity());
+        match self.report.local_shares {
+            Some(shares) => most.div_ceil(self.replicas) * periods * shares,
+            None => (most + self.replicas) * periods * self.replicas,
+        }
     }
 
     fn find_breach(&self) -> Option<String> {

@@ -212,6 +212,25 @@ impl FleetPlan {
 }
 
 impl Plan {
+    /// Returns true if the replicas are told their number (`TOLLKEEPER_REPLICAS`); else they count themselves.
+    pub const fn is_replica_count_given(&self) -> bool {
+        self.fleet.regions == 1 && self.fleet.seed / 8 % 4 == 3
+    }
+
+    /// Shares of `on_store_error: local` that processes use in a period: each process has one, and one more after its
+    /// clock jumped or the counters were reset.
+    pub fn local_shares(&self) -> Option<u64> {
+        let replicas = self.fleet.replicas as u64;
+        let more = self.faults.iter().map(|fault| match fault.fault {
+            Fault::ReplicaIsKilled(_) | Fault::ReplicaStops(_) | Fault::ReplicaClockJumps(..) => 1,
+            Fault::CountersAreReset(_) => replicas,
+            _ => 0,
+        });
+        self.is_replica_count_given().then(|| replicas + more.sum::<u64>())
+    }
+}
+
+impl Plan {
     /// Draws a run.
     pub fn draw_calls(seed: u64) -> Self {
         let mut of_demand = Chance::new(seed ^ 0x7368_6172_6573);

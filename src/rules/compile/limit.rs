@@ -203,12 +203,13 @@ fn check_against_other_limits(
     field_path: &FieldPath<'_>,
 ) {
     let CompiledLimitEntry { limit: RuleLimit { limit, name, candidate, .. }, written, .. } = entry;
-    let has_period = |written: &RateLimitEntry| {
+    // A limit with an unknown unit has been given another period.
+    let has_known_unit = |written: &RateLimitEntry| {
         written.concurrent.is_some() || written.unit.as_ref().is_none_or(|unit| Unit::from_name(&unit.value).is_some())
     };
     let shares_counter = |other: &CompiledLimitEntry<'_>| {
-        has_period(written)
-            && has_period(other.written)
+        has_known_unit(written)
+            && has_known_unit(other.written)
             && has_same_counter(&other.limit.limit, limit)
             && entry.limit.can_share_counter(&other.limit)
     };

@@ -226,7 +226,7 @@ impl PlanRuleCompiler<'_, '_> {
             );
         let entry = self.find_looked_up_entry(choice, field_path)?;
         let (table, default) = (table?, default?);
-        let own = written.rejection_keys().check_format(self.reader, field_path).build();
+        let own = written.rejection_keys().report_keys_beside_format(self.reader, field_path).build();
         let metadata = written.metadata.take().map(|metadata| metadata.value);
         let rule_under = |plan: &CompiledPlan, choices: Option<PlanChoices>| Rule {
             path: place.path.clone(),

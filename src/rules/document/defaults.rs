@@ -163,7 +163,7 @@ pub fn check_defaults(reader: &mut DocumentReader<'_>, settings: &DefaultableKey
             "a strict limit is never exceeded; remove one",
         );
     }
-    settings.rejection_keys().check_format(reader, field_path);
+    settings.rejection_keys().report_keys_beside_format(reader, field_path);
     check_window_defaults(reader, settings, field_path);
     check_global_scope_defaults(reader, settings, field_path);
     let Some(eventual_at) = eventual_at else { return };

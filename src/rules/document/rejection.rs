@@ -29,7 +29,7 @@ pub struct RejectionKeys<'w> {
 
 impl RejectionKeys<'_> {
     /// Reports a body or a content type beside `over_limit_format`, which has both; returns the keys without them.
-    pub fn check_format(self, reader: &mut DocumentReader<'_>, field_path: &FieldPath<'_>) -> Self {
+    pub fn report_keys_beside_format(self, reader: &mut DocumentReader<'_>, field_path: &FieldPath<'_>) -> Self {
         if self.format.is_none() {
             return self;
         }
@@ -38,13 +38,13 @@ impl RejectionKeys<'_> {
             ("over_limit_content_type", self.content_type.map(|content_type| content_type.at)),
         ];
         for (key, at) in beside.into_iter().filter_map(|(key, at)| Some((key, at?))) {
-            let message = format!("`{key}` beside `over_limit_format`, which has one");
+            let message = format!("`{key}` beside `over_limit_format`, which sets it too");
             reader.report_error(at, &field_path.with_key(key), message, "remove one of the two");
         }
         Self { body: None, content_type: None, ..self }
     }
 
-    /// Completes the keys by those of lower precedence. A body, or a format in its place, is one thing.
+    /// Completes the keys by those of lower precedence. A body replaces a lower format, and a format a lower body.
     pub fn or(self, lower: Self) -> Self {
         let (body, format) = if self.body.is_some() || self.format.is_some() {
             (self.body, self.format)
@@ -70,7 +70,7 @@ impl RejectionKeys<'_> {
             }
         };
         let headers = self.headers.map(|headers| Arc::clone(&headers.value));
-        let jitter_milli_percent = self.jitter.map_or(0, |jitter| jitter.value);
+        let jitter_milli_percent = self.jitter.map(|jitter| jitter.value);
         RejectionResponse { body, content_type, headers, jitter_milli_percent }
     }
 }
@@ -82,14 +82,16 @@ impl ReadValue for RejectionBody {
         let text = String::read_value(reader, field)?;
         if text.len() > MAX_OVER_LIMIT_BODY_BYTES {
             let message = format!("an `{}` of {} bytes", field.key.name, text.len());
-            let hint = format!("at most {MAX_OVER_LIMIT_BODY_BYTES} are sent");
+            let hint = format!("write {MAX_OVER_LIMIT_BODY_BYTES} bytes at most");
             reader.report_error(field.at, &field.path, message, hint);
         }
         let (message, hint) = match Self::parse(text.into()) {
             Ok(body) => return Some(body),
             Err(BodyError::UnknownValue(name)) => {
                 let known: Vec<String> = BodyValue::NAMES.iter().map(|name| format!("%{name}%")).collect();
-                (format!("unknown value %{}%", escape_for_message(&name)), format!("write one of {}", known.join(", ")))
+                let name = escape_for_message(&name);
+                let hint = format!("write one of {}, or %%{name}% for this text", known.join(", "));
+                (format!("unknown value %{name}%"), hint)
             }
             Err(BodyError::TooManyPlaces(most)) => {
                 (format!("more than {most} values in an `{}`", field.key.name), "remove some".to_owned())
@@ -124,13 +126,17 @@ fn is_header_value(text: &str) -> bool {
 /// Maximum number of `over_limit_headers`.
 const MAX_REJECTION_HEADERS: usize = 16;
 /// Headers that this service or Envoy sets, or that frame a message.
-const RESERVED_HEADERS: [&str; 8] = [
+const RESERVED_HEADERS: [&str; 12] = [
     "connection",
     "content-length",
     "content-type",
+    "date",
     "host",
     "keep-alive",
     "retry-after",
+    "server",
+    "te",
+    "trailer",
     "transfer-encoding",
     "upgrade",
 ];
@@ -141,33 +147,52 @@ impl ReadValue for Arc<RejectionHeaders> {
     fn read_value(reader: &mut DocumentReader<'_>, field: &Field<'_>) -> Option<Self> {
         let YamlContent::Map(map) = &field.node.content else {
             let hint = "write a mapping such as {x-should-retry: \"false\"}";
-            reader.report_wrong_type(field.node, "a mapping", hint, &field.path);
+            reader.report_error(field.node.at, &field.path, format!("`{}` is no mapping", field.key.name), hint);
             return None;
         };
         let mut headers = RejectionHeaders::new();
         for (name, node) in map.iter() {
             let text = name.as_scalar().map_or("", |scalar| scalar.text());
-            let path = field.path.with_key(text);
-            let is_of_name = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-_".contains(&byte);
-            let is_name = !text.is_empty() && text.len() <= 64 && text.bytes().all(is_of_name);
-            if !is_name || RESERVED_HEADERS.contains(&text) {
-                let message = format!("'{}' cannot be a header of a rejection", escape_for_message(text));
-                let hint = "write up to 64 lower-case letters, digits, `-` and `_`, and no header that is always set";
-                reader.report_error(name.at, &path, message, hint);
-                continue;
-            }
-            match node.as_scalar().map(|scalar| scalar.text()).filter(|text| is_header_value(text)) {
-                Some(value) => headers.push((text.to_owned(), value.trim().to_owned())),
-                None => {
-                    let message = format!("'{text}' has no value that can be sent");
-                    reader.report_error(node.at, &path, message, "write up to 256 visible characters of ASCII");
+            let (path, shown) = (field.path.with_key(text), escape_for_message(text));
+            match find_problem_of_header_name(text) {
+                None => {}
+                Some(hint) => {
+                    let message = format!("'{shown}' cannot be a header of a rejection");
+                    reader.report_error(name.at, &path, message, hint);
+                    continue;
                 }
+            }
+            let value = node.as_scalar().map_or("", |scalar| scalar.text()).trim();
+            let has_values = RejectionBody::parse(value.into()).map_or(true, |value| value.has_values());
+            if is_header_value(value) && !has_values {
+                headers.push((text.to_ascii_lowercase(), value.to_owned()));
+            } else {
+                let hint = match has_values {
+                    true => "values such as %LIMIT% are for `over_limit_body`",
+                    false => "write 1 to 256 printable characters of ASCII",
+                };
+                reader.report_error(node.at, &path, format!("the value of '{shown}' cannot be sent"), hint);
             }
         }
         if headers.len() > MAX_REJECTION_HEADERS {
             let message = format!("{} headers of a rejection", headers.len());
-            reader.report_error(field.at, &field.path, message, format!("at most {MAX_REJECTION_HEADERS} are sent"));
+            reader.report_error(field.at, &field.path, message, format!("write {MAX_REJECTION_HEADERS} at most"));
         }
         Some(headers.into())
+    }
+}
+
+/// Returns why a rejection cannot have a header of this name, as a hint.
+fn find_problem_of_header_name(name: &str) -> Option<&'static str> {
+    let is_of_name = |byte: u8| byte.is_ascii_alphanumeric() || b"-_".contains(&byte);
+    if name.is_empty() || name.len() > 64 || !name.bytes().all(is_of_name) {
+        return Some("write 1 to 64 letters, digits, `-` and `_`");
+    }
+    let lower = name.to_ascii_lowercase();
+    match &*lower {
+        "content-type" => Some("write `over_limit_content_type`"),
+        "retry-after" => Some("it is set by itself; see `jitter`"),
+        name if RESERVED_HEADERS.contains(&name) => Some("it is set by itself"),
+        _ => None,
     }
 }

@@ -9,7 +9,7 @@ use super::keys::{ReadValue, rule_keys};
 use super::value::{InvalidValue, parse_duration_us};
 use crate::limit::active::{ActiveSpec, Weekdays};
 use crate::limit::ban::{Ban, MAX_REJECTIONS_BEFORE_BAN};
-use crate::limit::calendar::{TimeOfDay, Weekday, Zone};
+use crate::limit::calendar::{CalendarDay, TimeOfDay, Weekday, Zone};
 use crate::limit::reservation::{DEFAULT_SETTLE_WITHIN_S, ReservationPolicy, UnsettledPolicy};
 use crate::limit::window::{MonthLength, WindowSpec};
 use crate::rules::diagnostic::escape_for_message;
@@ -62,6 +62,10 @@ rule_keys! {
     pub struct ActiveKeys of [Active] {
         tollkeeper "days" days: Option<Spanned<Weekdays>> = "mon-sun",
             "Days on which the limit becomes active: mon-fri, sat,sun, or a list.";
+        tollkeeper "first_day" first_day: Option<Spanned<CalendarDay>>,
+            "First day on which the limit becomes active: YYYY-MM-DD. If absent: it always was.";
+        tollkeeper "last_day" last_day: Option<Spanned<CalendarDay>>,
+            "Last day on which the limit becomes active: YYYY-MM-DD. If absent: it always will be.";
         tollkeeper "from" from: Option<Spanned<TimeOfDay>> = "00:00", "Local time at which the limit becomes active.";
         tollkeeper "to" to: Option<Spanned<TimeOfDay>>,
             "Local time at which the limit ends, on the next day unless it is later than from. If absent: at the end of the day.";
@@ -167,6 +171,8 @@ impl ReadValue for ActiveSpec {
         let midnight = TimeOfDay::default();
         let active = Self {
             days: value_or(keys.days, Weekdays::ALL),
+            first_day: keys.first_day.map(|day| day.value),
+            last_day: keys.last_day.map(|day| day.value),
             from: value_or(keys.from, midnight),
             to: value_or(keys.to, midnight),
             zone: value_or(keys.zone, Zone::utc()),
@@ -174,6 +180,12 @@ impl ReadValue for ActiveSpec {
         if let Some(to) = keys.to.filter(|to| to.value == active.from) {
             let message = format!("`active` from {} to {}", active.from, to.value);
             reader.report_error(to.at, &field.path.with_key("to"), message, "leave both out for whole days");
+        }
+        if let (Some(first), Some(last)) = (active.first_day, keys.last_day)
+            && last.value < first
+        {
+            let message = format!("`active` from {first} to {}", last.value);
+            reader.report_error(last.at, &field.path.with_key("last_day"), message, "write a later last_day");
         }
         (reader.found.error_count() == errors).then_some(active)
     }
@@ -185,7 +197,7 @@ impl ReadValue for Weekdays {
 
     fn read_value(reader: &mut DocumentReader<'_>, field: &Field<'_>) -> Option<Self> {
         let invalid = |text: &str| InvalidValue {
-            message: format!("`{}` are not days of the week", escape_for_message(text)),
+            message: format!("`{}` is no day of the week, and no range of days", escape_for_message(text)),
             hint: "write days and ranges of days, such as mon-fri or sat,sun".to_owned(),
         };
         let YamlContent::List(list) = &field.node.content else {
@@ -221,6 +233,19 @@ impl ReadValue for Zone {
                     || "write a name of IANA's database, such as Europe/Berlin".to_owned(),
                     |near| format!("did you mean `{near}`?"),
                 ),
+            })
+        })
+    }
+}
+
+impl ReadValue for CalendarDay {
+    const KIND: ValueKind = ValueKind::Day;
+
+    fn read_value(reader: &mut DocumentReader<'_>, field: &Field<'_>) -> Option<Self> {
+        reader.read_scalar(field, |scalar| {
+            Self::parse(scalar.text()).ok_or_else(|| InvalidValue {
+                message: format!("`{}` is not a day", escape_for_message(scalar.text())),
+                hint: "write it as YYYY-MM-DD, such as 2026-12-04".to_owned(),
             })
         })
     }

@@ -66,7 +66,7 @@ pub(super) fn search_location(location: &RuleFilesLocation) -> FileSearchResult 
 fn search_paths(paths: &[PathBuf]) -> FileSearchResult {
     let mut walk = FileSearch::new(NameFilter::Extension);
     for path in paths {
-        walk.scan.watch_directory_of(path);
+        walk.scan.add_directory_of(path);
         let before = (walk.scan.found.len(), walk.scan.errors.len());
         match fs::metadata(path) {
             Ok(metadata) if metadata.is_dir() => {
@@ -110,8 +110,8 @@ impl RuntimeDirectories<'_> {
         let prefix = format!("{}.", self.app_directory);
         let mut walk =
             FileSearch::new(NameFilter::Dotted { base: &base, prefix, ignore_dotfiles: self.ignore_dotfiles });
-        walk.scan.watch_directory_of(self.root);
-        walk.scan.watch_directory_of(&base);
+        walk.scan.add_directory_of(self.root);
+        walk.scan.add_directory_of(&base);
         let parent = self.root.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
         match fs::metadata(&base) {
             Err(error) if problem_of_path(&base, &error) == PathProblem::Missing && parent.exists() => {
@@ -129,8 +129,8 @@ impl RuntimeDirectories<'_> {
         let prefix = String::new();
         let mut walk =
             FileSearch::new(NameFilter::Dotted { base: &base, prefix, ignore_dotfiles: self.ignore_dotfiles });
-        walk.scan.watch_directory_of(self.root);
-        walk.scan.watch_directory_of(&base);
+        walk.scan.add_directory_of(self.root);
+        walk.scan.add_directory_of(&base);
         walk.search_runtime_directory(self.root, &base, fs::metadata(&base));
         walk.scan
     }
@@ -234,7 +234,7 @@ impl<'a> FileSearch<'a> {
         }
         let link = path.is_symlink();
         if link {
-            self.scan.watch_directory_of(path);
+            self.scan.add_directory_of(path);
             let names = &self.names;
             if (names.rule_file_name(path).is_some() || path.is_dir() && names.may_have_rule_files_below(path))
                 && let Err(problem) = check_is_within(path, self.within.as_deref())
@@ -372,9 +372,9 @@ pub(super) struct FoundFile {
 }
 
 impl FileSearchResult {
-    /// Watches the directory of `path`, and that of the file to which its links lead; of a directory that does not exist,
+    /// Adds the directory of `path` to those to watch, and that of the file to which its links lead; of a directory that does not exist,
     /// the one in which it has to appear. A link in between that is elsewhere is not watched: stamps show its changes.
-    pub(super) fn watch_directory_of(&mut self, path: &Path) {
+    pub(super) fn add_directory_of(&mut self, path: &Path) {
         let real = fs::canonicalize(path).ok();
         for path in [std::path::absolute(path).ok(), real].into_iter().flatten() {
             let existing = path.ancestors().skip(1).find(|directory| directory.exists());

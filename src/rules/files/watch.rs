@@ -320,7 +320,7 @@ impl<T> WatchThread<T> {
         self.comparisons.fetch_add(1, Ordering::Relaxed);
         let search = |named: &[PathBuf]| {
             let mut search = search_location(&self.location);
-            named.iter().for_each(|path| search.watch_directory_of(path));
+            named.iter().for_each(|path| search.add_directory_of(path));
             search
         };
         let mut found = search(&self.named);

@@ -1,7 +1,8 @@
 //! Body of a rejection: text with places for what the limit that rejects says.
 //!
-//! A place is `%NAME%`, as in Envoy's formats. Values are escaped by the content type, so none can leave the text
-//! around it. `over_limit_format` names a ready body: what well-known APIs answer with 429.
+//! A place is `%NAME%`, and `%%NAME%` the text `%NAME%`. Names have three letters or more, because `%CE%` is a part of a
+//! URL. In JSON, HTML and XML values are escaped, so none can leave the text around it. `over_limit_format` names a ready
+//! body: what well-known APIs answer with 429.
 //!
 //! Decides: values in `over_limit_body`, and how they are escaped; bodies of `over_limit_format`.
 
@@ -9,13 +10,15 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use crate::base::named_enum::named_enum;
-use crate::base::text::remove_unprintable;
+use crate::base::text::{quote_as_json, remove_unprintable};
 
-/// Maximum number of places of a body: each takes the length of a value.
+/// Maximum number of places of a body: bounds how much longer its values make it.
 const MAX_PLACES: usize = 32;
+/// Shortest name of a place.
+const MIN_NAME_BYTES: usize = 3;
 
 named_enum! {
-    /// Value that a body can have.
+    /// What a place in a body is for.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum BodyValue {
         /// Name of the limit, else its path.
@@ -86,20 +89,20 @@ pub struct RejectionBody {
     places: Box<[Place]>,
 }
 
-/// A value in the text, in place of the bytes from `start` to `end`.
+/// What stands in place of the bytes from `start` to `end`: a value, or nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Place {
     start: usize,
     end: usize,
-    value: BodyValue,
+    value: Option<BodyValue>,
 }
 
-/// Reason why a text is no body.
+/// Why a text cannot be a body.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BodyError {
-    /// A place with this name, which no value has.
+    /// No value has this name.
     UnknownValue(String),
-    /// More places than are filled.
+    /// There are more places than this.
     TooManyPlaces(usize),
 }
 
@@ -110,18 +113,22 @@ impl RejectionBody {
     /// A place has an unknown name, or there are too many.
     pub fn parse(text: Arc<str>) -> Result<Self, BodyError> {
         let mut places = Vec::new();
-        let mut at = 0;
+        let (mut at, mut end_of_last) = (0, 0);
         while let Some(start) = text[at..].find('%').map(|found| at + found) {
             at = start + 1;
             let is_of_name = |c: char| c.is_ascii_uppercase() || c == '_';
             let name = &text[at..at + text[at..].find(|c| !is_of_name(c)).unwrap_or(text.len() - at)];
             let end = at + name.len() + 1;
-            if name.is_empty() || text.as_bytes().get(end - 1) != Some(&b'%') {
+            if name.len() < MIN_NAME_BYTES || text.as_bytes().get(end - 1) != Some(&b'%') {
                 continue;
             }
-            let value = BodyValue::from_name(name).ok_or_else(|| BodyError::UnknownValue(name.to_owned()))?;
-            places.push(Place { start, end, value });
-            at = end;
+            if text[end_of_last..start].ends_with('%') {
+                places.push(Place { start: start - 1, end: start, value: None });
+            } else {
+                let value = BodyValue::from_name(name).ok_or_else(|| BodyError::UnknownValue(name.to_owned()))?;
+                places.push(Place { start, end, value: Some(value) });
+            }
+            (at, end_of_last) = (end, end);
         }
         if places.len() > MAX_PLACES {
             return Err(BodyError::TooManyPlaces(MAX_PLACES));
@@ -134,6 +141,11 @@ impl RejectionBody {
         &self.text
     }
 
+    /// Returns `true` if there are values to fill in.
+    pub fn has_values(&self) -> bool {
+        self.places.iter().any(|place| place.value.is_some())
+    }
+
     /// The text with its values, each escaped for this content type.
     pub fn fill(&self, content_type: Option<&str>, value: impl Fn(BodyValue) -> String) -> Cow<'_, str> {
         if self.places.is_empty() {
@@ -143,45 +155,50 @@ impl RejectionBody {
         let (mut filled, mut at) = (String::with_capacity(self.text.len() + 64), 0);
         for place in &self.places {
             filled += &self.text[at..place.start];
-            filled += &escape(&value(place.value));
+            if let Some(of) = place.value {
+                filled += &escape(&value(of));
+            }
             at = place.end;
         }
         filled += &self.text[at..];
         Cow::Owned(filled)
     }
 
-    /// Returns `false` if the content type is of JSON, and the body is none once values fill its places.
-    pub fn is_valid_for(&self, content_type: Option<&str>) -> bool {
-        let is_json = content_type.is_some_and(|content_type| is_of_kind(content_type, "json"));
+    /// Returns `false` if the content type is JSON and the body is not, once values are filled in; `true` without values.
+    pub fn is_json_if_declared(&self, content_type: Option<&str>) -> bool {
         let sample = |value| match value {
             BodyValue::LimitName => "name".to_owned(),
             BodyValue::RetryAt => "2026-01-01T00:00:00Z".to_owned(),
             BodyValue::Limit | BodyValue::Remaining | BodyValue::RetryAfter => "1".to_owned(),
         };
         let parses = |text: &str| serde_json::from_str::<serde::de::IgnoredAny>(text).is_ok();
-        self.places.is_empty() || !is_json || parses(&self.fill(content_type, sample))
+        !self.has_values() || !is_of_kind(content_type, &["json"]) || parses(&self.fill(content_type, sample))
+    }
+
+    /// Returns `true` for a body that looks like JSON, has values, and does not say that it is JSON: they are not escaped.
+    pub fn lacks_content_type(&self, content_type: Option<&str>) -> bool {
+        self.has_values() && content_type.is_none() && self.text.trim_start().starts_with(['{', '['])
     }
 }
 
-/// Returns the escape of values in a body of this content type. Without a markup, unprintable characters are left out.
+/// Returns the escape of values in a body of this content type. For any other, unprintable characters are left out.
 fn find_escape(content_type: Option<&str>) -> fn(&str) -> String {
-    let is_kind = |kind| content_type.is_some_and(|content_type| is_of_kind(content_type, kind));
     match () {
-        () if is_kind("json") => escape_for_json,
-        () if is_kind("html") || is_kind("xml") => escape_for_markup,
+        () if is_of_kind(content_type, &["json", "x-ndjson", "ndjson", "javascript"]) => escape_for_json,
+        () if is_of_kind(content_type, &["html", "xml"]) => escape_for_markup,
         () => |text| remove_unprintable(text).into_owned(),
     }
 }
 
-/// True for `application/json`, `application/problem+json; charset=utf-8` and the like, if `kind` is `json`.
-fn is_of_kind(content_type: &str, kind: &str) -> bool {
-    let essence = content_type.split(';').next().unwrap_or_default().trim();
-    essence.rsplit(['/', '+']).next().is_some_and(|last| last.eq_ignore_ascii_case(kind))
+/// True for `application/json`, `application/problem+json; charset=utf-8` and the like, if `kinds` has `json`.
+fn is_of_kind(content_type: Option<&str>, kinds: &[&str]) -> bool {
+    let essence = content_type.and_then(|text| text.split(';').next()).unwrap_or_default().trim();
+    let last = essence.rsplit(['/', '+']).next().unwrap_or_default();
+    kinds.iter().any(|kind| last.eq_ignore_ascii_case(kind))
 }
 
 fn escape_for_json(text: &str) -> String {
-    // A text in quotes.
-    let quoted = serde_json::Value::from(text).to_string();
+    let quoted = quote_as_json(text);
     quoted[1..quoted.len() - 1].to_owned()
 }
 

@@ -109,7 +109,7 @@ impl SlotTables {
         for mut shard in self.shards.lock_each_of_part(part, parts) {
             shard.retain(|_, table| {
                 let before = table.bytes();
-                let seats = table.sweep(now, &|holder, taken| self.holders.is_slot_of_dead(holder, taken, now));
+                let seats = table.sweep(now, &|holder, taken| self.holders.is_slot_freed_by_death(holder, taken, now));
                 self.unreported_seats.add(table.counter_tag(), seats);
                 let after = if table.is_empty() { 0 } else { table.bytes() };
                 self.bytes.fetch_sub(before.saturating_sub(after), Ordering::Relaxed);
@@ -251,11 +251,11 @@ impl SlotTables {
         slot: &SlotUse,
         SlotChargeOptions { now, room }: SlotChargeOptions,
     ) -> SmallVec<[SlotCounter<'c>; 1]> {
-        let is_of_dead = |holder: HolderId, taken: Time| self.holders.is_slot_of_dead(holder, taken, now);
+        let is_freed_by_death = |holder: HolderId, taken: Time| self.holders.is_slot_freed_by_death(holder, taken, now);
         let view = |(index, counter): (usize, &'c Counter<'c>)| {
             let (key, limit) = (charge.path_hash ^ counter.tag, u64::from(counter.limit.requests_per_unit()));
             let (seats, life_us) = (charge.request.required_hits(), counter.limit.period_us());
-            let query = SlotQuery { slot, now, seats, limit, life_us, is_of_dead: &is_of_dead };
+            let query = SlotQuery { slot, now, seats, limit, life_us, is_freed_by_death: &is_freed_by_death };
             let mut state = match shard.get_mut(&key) {
                 Some(table) => {
                     let before = table.bytes();

@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 use tollkeeper::base::clock::Time;
 use tollkeeper::base::pb::RateLimitDescriptor;
 use tollkeeper::decide::merge::jitter_s;
+use tollkeeper::rules::rule::RejectionResponse;
 use tollkeeper::serve::grpc::call::CallHead;
 use tollkeeper::serve::grpc::decode;
 use tollkeeper::serve::health::{Health, HealthRequirements};
@@ -844,7 +845,8 @@ descriptors:
     rate_limit:
       - {name: lower, unit: minute, requests_per_unit: 1}
       - {name: higher, unit: hour, requests_per_unit: 1}
-  - {key: static, over_limit_body: 100% of %20% and 5 %, rate_limit: {unit: day, requests_per_unit: 0}}";
+  - {key: static, over_limit_body: 100% of %20% %CE%B1 %%LIMIT% %limit% and 5 %%, rate_limit: {requests_per_unit: 0}}
+  - {key: percent, over_limit_body: 5%%LIMIT%%LIMIT%%LIMIT%, rate_limit: {requests_per_unit: 0}}";
     let service = test_service(&[], rules);
     for key in ["named", "path", "list", "bucket"] {
         assert!(!decide(&service, &shop_request(key)).over_limit());
@@ -852,10 +854,12 @@ descriptors:
     let table = [
         ("named", "a \"b\" <c> 1 0 3600 2026-07-08T13:00:00Z"),
         ("path=x2", "shop.path 2 0 60 2026-07-08T12:01:00Z"),
-        ("bucket=x3", "shop.bucket 60 2 1 2026-07-08T12:00:01Z"),
+        ("bucket=x3", "shop.bucket 60 0 1 2026-07-08T12:00:01Z"),
         ("never", "shop.never 0 0 86400 2026-07-09T12:00:00Z"),
         ("list", "higher 1 0 3600 2026-07-08T13:00:00Z"),
-        ("static", "100% of %20% and 5 %"),
+        ("static", "100% of %20% %CE%B1 %LIMIT% %limit% and 5 %%"),
+        // A doubled percent sign before a place is the place as text.
+        ("percent", "5%LIMIT%00"),
     ];
     for (descriptors, body) in table {
         let (key, hits) = descriptors.split_once("=x").unwrap_or((descriptors, "1"));
@@ -936,7 +940,7 @@ fn formats_are_those_of_well_known_apis() {
 fn headers_and_body_of_a_rejection_are_the_first_of_the_rules_that_reject() {
     let rules = "defaults: {over_limit_format: openai, over_limit_headers: {x-should-retry: true}}
 descriptors:
-  - {key: own, over_limit_body: own, over_limit_headers: {x-own: 'a b', x-2: 2}, rate_limit: {unit: day, requests_per_unit: 0}}
+  - {key: own, over_limit_body: own, over_limit_headers: {X-Own: 'a b', x-2: 2}, rate_limit: {unit: day, requests_per_unit: 0}}
   - {key: room, over_limit_headers: {x-room: yes}, rate_limit: {unit: day, requests_per_unit: 100}}
   - {key: default, rate_limit: {unit: day, requests_per_unit: 0}}
   - {key: inside, rate_limit: {unit: day, requests_per_unit: 0, over_limit_headers: {x-inside: 1}, over_limit_format: gemini}}";
@@ -983,6 +987,14 @@ descriptors:
         assert!((wait..wait + most / 10).contains(&shortest), "{descriptors}: {shortest}");
         assert!((wait + most * 9 / 10..=wait + most).contains(&longest), "{descriptors}: {longest}");
     }
+}
+
+#[test]
+fn jitter_of_a_rule_goes_before_that_of_its_plan_also_if_it_is_none() {
+    let response = |jitter| RejectionResponse { jitter_milli_percent: jitter, ..RejectionResponse::default() };
+    let plan = response(Some(10_000));
+    assert_eq!(response(Some(0)).with_fallback(&plan), response(Some(0)));
+    assert_eq!(response(None).with_fallback(&plan), plan);
 }
 
 #[test]

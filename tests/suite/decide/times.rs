@@ -1,9 +1,10 @@
 //! Bans and active times in memory: what responses, metrics, `explain` and rules with several limits show.
 
+use jiff::Timestamp;
 use tollkeeper::base::clock::{Clock, Time};
 use tollkeeper::decide::explain::Explanation;
 use tollkeeper::limit::active::{ActiveSpec, ActiveTimes, Weekdays};
-use tollkeeper::limit::calendar::{TimeOfDay, Zone};
+use tollkeeper::limit::calendar::{CalendarDay, TimeOfDay, Zone};
 use tollkeeper::serve::grpc::decode;
 use tollkeeper::serve::grpc::service::DEFAULT_CALLER_DEADLINE;
 use tollkeeper::telemetry::metrics::limit_stats::LimitStat;
@@ -144,6 +145,8 @@ fn inactive_candidate_is_not_charged() {
 fn times(days: &str, from: &str, to: &str, zone: &str) -> ActiveTimes {
     ActiveTimes::new(ActiveSpec {
         days: Weekdays::parse(days).unwrap(),
+        first_day: None,
+        last_day: None,
         from: TimeOfDay::parse(from).unwrap(),
         to: TimeOfDay::parse(to).unwrap(),
         zone: Zone::from_name(zone).unwrap(),
@@ -184,6 +187,60 @@ fn active_times_follow_the_clock_on_the_wall() {
             }
         }
     }
+}
+
+/// Times of Berlin from one day to another.
+fn dated(first_day: &str, last_day: &str, from: &str, to: &str) -> ActiveSpec {
+    let spec = times("mon-sun", from, to, "Europe/Berlin").spec();
+    ActiveSpec { first_day: CalendarDay::parse(first_day), last_day: CalendarDay::parse(last_day), ..spec }
+}
+
+#[test]
+fn limit_is_active_from_its_first_day_to_its_last() {
+    let at = |text: &str| {
+        let second = text.parse::<Timestamp>().expect("a time").as_second();
+        Time::from_secs(second.unsigned_abs())
+    };
+    for (spec, inactive, active) in [
+        (
+            dated("2026-12-04", "2026-12-06", "00:00", "00:00"),
+            &["2025-12-05T12:00:00Z", "2026-12-03T22:59:59Z", "2026-12-06T23:00:00Z", "2027-12-05T12:00:00Z"][..],
+            &["2026-12-03T23:00:00Z", "2026-12-05T12:00:00Z", "2026-12-06T22:59:59Z"][..],
+        ),
+        // The last span ends in the morning after.
+        (
+            dated("2026-12-04", "2026-12-04", "22:00", "06:00"),
+            &["2026-12-04T04:00:00Z", "2026-12-04T20:59:59Z", "2026-12-05T05:00:00Z", "2026-12-05T22:00:00Z"],
+            &["2026-12-04T21:00:00Z", "2026-12-05T04:59:59Z"],
+        ),
+        (dated("", "2026-12-04", "00:00", "00:00"), &["2026-12-05T12:00:00Z"], &["1999-12-04T12:00:00Z"]),
+        (dated("2026-12-04", "", "00:00", "00:00"), &["2026-12-03T12:00:00Z"], &["2999-12-04T12:00:00Z"]),
+    ] {
+        let times = ActiveTimes::new(spec);
+        // Twice, and forth and back: the last answer is remembered.
+        for _ in 0..2 {
+            assert!(inactive.iter().all(|text| !times.contains(at(text))), "{spec}");
+            assert!(active.iter().all(|text| times.contains(at(text))), "{spec}");
+        }
+    }
+}
+
+#[test]
+fn days_that_follow_each_other_do_not_overlap() {
+    let before = dated("2026-12-01", "2026-12-03", "00:00", "00:00");
+    let after = dated("2026-12-04", "", "00:00", "00:00");
+    assert!(!before.overlaps(&after) && !after.overlaps(&before));
+    assert!(before.overlaps(&dated("2026-12-03", "", "00:00", "00:00")));
+    // A night reaches into the next day.
+    let night = dated("", "2026-12-03", "22:00", "06:00");
+    assert!(night.overlaps(&dated("2026-12-04", "", "05:00", "07:00")));
+    assert!(!night.overlaps(&dated("2026-12-05", "", "05:00", "07:00")));
+    assert!(!night.overlaps(&dated("2026-12-04", "", "06:00", "07:00")), "never at the same time of day");
+    assert!(!dated("", "2026-12-03", "22:00", "00:00").overlaps(&after));
+    assert_eq!(
+        night.to_string(),
+        r#"{last_day: 2026-12-03, days: "mon,tue,wed,thu,fri,sat,sun", from: "22:00", to: "06:00", timezone: Europe/Berlin}"#
+    );
 }
 
 #[test]

@@ -35,7 +35,7 @@ const NEW_YEAR: Time = Time::from_secs(1_767_225_600);
 const TEMPLATE: &str = "tests/suite/docs/cookbook/envoy.yaml";
 
 /// Headings of the page; each recipe has a test below, which names its number.
-const RECIPES: [&str; 25] = [
+const RECIPES: [&str; 26] = [
     "Premium users get more",
     "A limit for one path and method",
     "So many a day, and bursts",
@@ -61,6 +61,7 @@ const RECIPES: [&str; 25] = [
     "Failed logins, until one succeeds",
     "Bytes uploaded",
     "Callers with a certificate",
+    "A rejection that clients understand",
 ];
 
 /// A recipe's tollkeeper behind a recipe's Envoy.

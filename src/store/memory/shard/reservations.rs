@@ -54,7 +54,7 @@ struct ReservationRequest<'t> {
     /// Use of a reservation by the request.
     slot: &'t SlotUse,
     /// Tells whether a holder is dead.
-    is_of_dead: &'t dyn Fn(HolderId, Time) -> bool,
+    is_freed_by_death: &'t dyn Fn(HolderId, Time) -> bool,
 }
 
 /// Inputs of a charge on counters of which some have reservations.
@@ -118,8 +118,8 @@ impl ReservationTables {
         let mut tables = self.lock_shard(charge.path_hash);
         let before = sum_table_bytes(&tables, charge);
         let is_full = self.bytes() >= self.capacity_bytes;
-        let is_of_dead = |holder, made| holders.is_slot_of_dead(holder, made, now);
-        let caller = ReservationRequest { now, slot, is_of_dead: &is_of_dead };
+        let is_freed_by_death = |holder, made| holders.is_slot_freed_by_death(holder, made, now);
+        let caller = ReservationRequest { now, slot, is_freed_by_death: &is_freed_by_death };
         let terms = ReservedChargeInputs { caller, tables: &mut tables, is_full };
         let results = counters.lock_shard(upper_half(charge.path_hash)).charge_with_reservations(charge, terms);
         let after = sum_table_bytes(&tables, charge);
@@ -138,8 +138,8 @@ impl ReservationTables {
     ) -> LimitAdmissions {
         let ReservationContext { now, holders, counters } = context;
         let mut tables = self.lock_shard(charge.path_hash);
-        let is_of_dead = |holder, made| holders.is_slot_of_dead(holder, made, now);
-        let caller = ReservationRequest { now, slot, is_of_dead: &is_of_dead };
+        let is_freed_by_death = |holder, made| holders.is_slot_freed_by_death(holder, made, now);
+        let caller = ReservationRequest { now, slot, is_freed_by_death: &is_freed_by_death };
         let terms = ReservedChargeInputs { caller, tables: &mut tables, is_full: false };
         counters.lock_shard(upper_half(charge.path_hash)).peek_reserved_admissions(charge, &terms)
     }
@@ -232,11 +232,11 @@ fn build_reservation_query<'q>(
     request: ChargeRequest,
     caller: ReservationRequest<'q>,
 ) -> ReservationQuery<'q> {
-    let ReservationRequest { now, slot, is_of_dead } = caller;
+    let ReservationRequest { now, slot, is_freed_by_death } = caller;
     let limit = lookup.joint_limit.limit;
     let lacks_hits = matches!(request.hits, Hits::Charge(_)) && !counter.has_room_for_estimate(limit, now, request);
     let is_peek = matches!(request.hits, Hits::Peek);
-    ReservationQuery { slot, limit, counter, is_peek, lacks_hits, now, is_of_dead }
+    ReservationQuery { slot, limit, counter, is_peek, lacks_hits, now, is_freed_by_death }
 }
 
 /// Writes what a charge made of a request's reservation; returns the state of the counter.

@@ -182,7 +182,7 @@ end
 --: walked_stream
 if #field == 16 and #of == 48 and not gone[field] then
   local ends, of_hits, charged_at, of_base = unpack('<I8I8I8I8', of, 17)
-  if ends <= now or of_hits > 0 and is_of_dead(of, charged_at) then
+  if ends <= now or of_hits > 0 and is_freed_by_death(of, charged_at) then
     gone[field], gone[#gone + 1], fields = true, field, fields - 1
     if of_hits > 0 then end_unsettled(of_hits, charged_at, of_base) end
   end

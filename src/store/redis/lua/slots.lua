@@ -65,7 +65,7 @@ local value, ttl_us
 --: walked_stream
 if #field == 16 then
   local ends, of_slot = unpack('<I8I4', of, 17)
-  if ends <= now or of_slot > 0 and is_of_dead(of, ends - period) then
+  if ends <= now or of_slot > 0 and is_freed_by_death(of, ends - period) then
     local done = remove(field, of_slot)
     if type(done) == 'table' then return done end
     expired = expired + of_slot

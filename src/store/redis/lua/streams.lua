@@ -2,7 +2,7 @@
 --
 -- A walk looks for streams that are over, or whose holder is dead: up to 2000 fields in a step. The next step may
 -- follow after 20 ms, the next walk after a second. The file that walks has `walked` (time of the last step), `cursor`
--- (of the next one), and a part `walked_stream` for each `field` and its value `of`, which knows by `is_of_dead` what a
+-- (of the next one), and a part `walked_stream` for each `field` and its value `of`, which knows by `is_freed_by_death` what a
 -- dead holder began.
 --
 -- Decides: in Redis: the walk that finds slots and reservations that are over.
@@ -16,13 +16,13 @@ local is_unanswered = string.byte(slot, 33) == 3
 local is_due = now - walked >= (cursor == '0' and 1000000 or 20000) or now < walked
 
 --: walk_streams
--- Streams of dead holders that began until `dead_until` are over; later ones are of an Envoy that is back. Those that
+-- Streams of dead holders that began until `freed_if_begun_by` are over; later ones are of an Envoy that is back. Those that
 -- seem to begin after now are of before the clock was set back.
-local dead, dead_until, steps = {}, 0, 0
-local function is_of_dead(of, began)
-  return dead[string.sub(of, 9, 16)] and (began <= dead_until or began > now)
+local dead, freed_if_begun_by, steps = {}, 0, 0
+local function is_freed_by_death(of, began)
+  return dead[string.sub(of, 9, 16)] and (began <= freed_if_begun_by or began > now)
 end
-if #slot > 33 then dead_until = now - unpack('<I8', slot, 34) end
+if #slot > 33 then freed_if_begun_by = now - unpack('<I8', slot, 34) end
 for i = 42, #slot, 8 do dead[string.sub(slot, i, i + 7)] = true end
 repeat
   local page = redis.pcall('HSCAN', key, cursor, 'COUNT', 1000)

@@ -243,6 +243,22 @@ fn client_certificate_is_a_value() {
 }
 
 #[test]
+fn rejection_speaks_the_language_of_an_api() {
+    let served = Served::start(&Recipe::find(26));
+    assert_unlimited(5, &served.envoy.get("/").header("x-team", "red"));
+    let rejected = served.envoy.get("/").header("x-team", "red").send();
+    assert_eq!(rejected.status, 429);
+    assert_eq!(rejected.header("content-type").as_deref(), Some("application/json"));
+    assert_eq!(rejected.header("x-should-retry").as_deref(), Some("false"));
+    let body: serde_json::Value = serde_json::from_slice(&rejected.body).unwrap();
+    assert_eq!(body["error"]["code"], "rate_limit_exceeded");
+    let retry_after = rejected.number("retry-after");
+    let message =
+        format!("Rate limit reached for team budget: limit 5, remaining 0. Please try again in {retry_after}s.");
+    assert_eq!(body["error"]["message"], message);
+}
+
+#[test]
 fn key_is_blocked_and_unblocked_by_commands() {
     let recipe = Recipe::find(7);
     let token = "correct horse battery staple";

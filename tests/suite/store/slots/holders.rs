@@ -69,7 +69,7 @@ fn slot_that_was_taken_after_the_death_is_not_free() {
     table.set_shared_dead_holders([one].into_iter(), Time::from_secs(1000));
     for (taken_s, now_s, is_free) in [(985, 1000, true), (986, 1000, false), (985, 1010, true), (986, 1010, false)] {
         let (taken, now) = (Time::from_secs(taken_s), Time::from_secs(now_s));
-        assert_eq!(table.is_slot_of_dead(one, taken, now), is_free, "{taken_s} {now_s}");
+        assert_eq!(table.is_slot_freed_by_death(one, taken, now), is_free, "{taken_s} {now_s}");
         let age = (now_s - 985) * 1_000_000;
         assert_eq!(table.encode_dead_holders(now), [age.to_le_bytes(), one.0.to_le_bytes()].concat());
     }

@@ -43,9 +43,17 @@ pub(super) fn take_step(table: &mut SlotTable, step: Step, dead: &BTreeSet<Holde
         Hits::Peek => 1,
         Hits::Refund(_) => 0,
     };
-    let is_of_dead = |holder: HolderId, taken: Time| dead.contains(&holder) && step.now.since_us(taken) >= LEAST_AGE_US;
+    let is_freed_by_death =
+        |holder: HolderId, taken: Time| dead.contains(&holder) && step.now.since_us(taken) >= LEAST_AGE_US;
     let (life_us, most) = (limit.period_us(), u64::from(step.limit));
-    let query = SlotQuery { slot: &step.slot, now: step.now, seats, limit: most, life_us, is_of_dead: &is_of_dead };
+    let query = SlotQuery {
+        slot: &step.slot,
+        now: step.now,
+        seats,
+        limit: most,
+        life_us,
+        is_freed_by_death: &is_freed_by_death,
+    };
     let mut state = table.prune_and_view(query);
     let result = slots::charge(&limit, &mut state, step.now, request);
     table.write_back(&step.slot, &state, step.now, limit.period_us());
