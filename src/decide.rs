@@ -34,6 +34,7 @@ mod slot_answers;
 pub mod results;
 pub mod store_totals;
 mod metadata;
+mod policy_headers;
 pub mod merge;
 mod decision_records;
 pub mod quota_buckets;

@@ -27,6 +27,7 @@ use super::charged_request::ChargedRequest;
 use super::decision::{DecideError, Decision, Header, ReportedStatus};
 use super::metadata;
 use super::outcome::{Answer, DescriptorOutcome, combine_verdicts, quotas_reject, retry_after_us};
+use super::policy_headers::{ResponseKind, policy_headers};
 use super::selected_request::SelectedRequest;
 use super::selection::{SelectedLimit, Selection};
 use super::status::DescriptorStatus;
@@ -60,10 +61,14 @@ pub(super) fn merge_outcomes<'r>(
     (decision.over_limit, decision.shadowed) = (over_limit, rejected && !over_limit);
     append_limit_headers(&mut decision.headers, behaviour.limit_headers.as_ref(), statuses);
     append_limit_headers(&mut decision.request_headers, behaviour.request_limit_headers.as_ref(), statuses);
-    if over_limit {
-        add_rejection_response(charged, decision);
+    let kind = if over_limit {
+        ResponseKind::Rejection { wait_s: add_rejection_response(charged, decision) }
     } else {
         decision.request_headers.extend(build_exceeded_limits_header(behaviour, selections, outcomes));
+        ResponseKind::Admission
+    };
+    if behaviour.policy_headers && !behaviour.shadow_mode {
+        decision.headers.extend(policy_headers(charged, kind));
     }
     decision.metadata = metadata::build_metadata(charged);
     decision.delay_us = statuses.iter().map(|status| status.delay_us).max().filter(|_| may_delay).unwrap_or(0);
@@ -92,8 +97,9 @@ fn reject_blocked_request<'r>(charged: &ChargedRequest<'_, 'r, '_>, blocked: &Bl
 }
 
 /// Adds what the rules that reject the request tell the client: the first body, the first headers, and the time to wait
-/// with the largest jitter. Rules with quotas count only if all quotas of the request are exceeded.
-fn add_rejection_response<'r>(charged: &ChargedRequest<'_, 'r, '_>, decision: &mut Decision<'r>) {
+/// with the largest jitter. Rules with quotas count only if all quotas of the request are exceeded. Returns the seconds
+/// to wait; `None` if the same request will never pass.
+fn add_rejection_response<'r>(charged: &ChargedRequest<'_, 'r, '_>, decision: &mut Decision<'r>) -> Option<u64> {
     let quotas_reject = quotas_reject(charged.limit_verdicts());
     let (mut with_body, mut headers, mut jitter) = (None, None, 0);
     for (index, verdicts) in charged.limit_verdicts().enumerate() {
@@ -113,6 +119,7 @@ fn add_rejection_response<'r>(charged: &ChargedRequest<'_, 'r, '_>, decision: &m
     }
     let headers = headers.into_iter().flatten();
     decision.headers.extend(headers.map(|(name, value)| Header::new(name, value.as_str())));
+    wait_s
 }
 
 /// Value in the body of a rejection by the descriptor at `index`. A request that can never pass waits for a day: the rules
@@ -129,11 +136,7 @@ fn format_body_value(
     let wait_s = wait_s.unwrap_or(86_400);
     match value {
         BodyValue::LimitName => {
-            let name = match (limit.map(|selected| (selected.name, selected.index)), selection.rule) {
-                (Some(("", index)), Some(compiled)) => Cow::Owned(compiled.rule.limit_path(index)),
-                (Some((name, _)), _) if !name.is_empty() => Cow::Borrowed(name),
-                _ => Cow::Borrowed(OVERRIDE_LIMIT_NAME),
-            };
+            let name = limit.map_or(Cow::Borrowed(""), |selected| selection.limit_name(selected));
             let cut = truncate_to_bytes(&name, MAX_LIMIT_NAME_BYTES);
             if cut.len() < name.len() { format!("{cut}...") } else { cut.to_owned() }
         }
@@ -199,9 +202,6 @@ const MAX_LISTED_EXCEEDED_LIMITS: usize = 16;
 /// Maximum length of a limit's name in a header or a body, in bytes; a longer one is cut, and ends in `...`.
 const MAX_LIMIT_NAME_BYTES: usize = 128;
 
-/// Name of a limit that came with the request.
-const OVERRIDE_LIMIT_NAME: &str = "override";
-
 /// Returns the header with the names of exceeded limits, for a request that passes; `None` if no limit is exceeded.
 ///
 /// `outcomes` has an outcome for each selection.
@@ -235,11 +235,7 @@ fn format_exceeded_limit(
     selection: &Selection<'_>,
     selected: &SelectedLimit<'_>,
 ) -> String {
-    let mut name = match (selected.name, selection.rule) {
-        ("", Some(compiled)) => encode_limit_name(&compiled.rule.limit_path(selected.index)),
-        ("", None) => OVERRIDE_LIMIT_NAME.to_owned(),
-        (name, _) => encode_limit_name(name),
-    };
+    let mut name = encode_limit_name(&selection.limit_name(selected));
     if selected.shadow || behaviour.shadow_mode {
         name.push_str(";shadow");
     } else if selected.quota {

@@ -9,6 +9,7 @@
 //! Decides: of which limits a release frees a slot, also if plan or active times changed meanwhile.
 //! Decides: the warning that hits reported after a peek are lost.
 
+use std::borrow::Cow;
 use std::ops::Deref;
 use std::sync::{Arc, Once};
 
@@ -166,6 +167,16 @@ fn drop_replaced_limits(selections: &mut [Selection<'_>]) {
 }
 
 impl<'r> Selection<'r> {
+    /// Name of one of its limits, as clients know it: `name`, else the path as in `/rlconfig`, `override` if the limit came
+    /// with the request.
+    pub(super) fn limit_name(&self, selected: &SelectedLimit<'r>) -> Cow<'r, str> {
+        match (selected.name, self.rule) {
+            ("", Some(compiled)) => Cow::Owned(compiled.rule.limit_path(selected.index)),
+            ("", None) => Cow::Borrowed("override"),
+            (name, _) => Cow::Borrowed(name),
+        }
+    }
+
     fn for_descriptor(
         behaviour: &DecisionSettings,
         terms: RulesAtTime<'r>,

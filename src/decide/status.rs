@@ -12,9 +12,9 @@ use std::cmp::{Ordering, Reverse};
 use super::outcome::{DescriptorOutcome, FailedCharge, LimitVerdicts, POLICY_RETRY_AFTER_S};
 use super::selection::{SelectedLimit, Selection};
 use crate::decide::decision::{CurrentLimit, ReportedStatus};
-use crate::limit::StoreFailurePolicy;
 use crate::limit::algorithm::Algorithm;
 use crate::limit::charge::ChargeResult;
+use crate::limit::{Limit, StoreFailurePolicy};
 use crate::settings::decisions::DecisionSettings;
 
 /// Status of one descriptor, with the verdicts that it follows from.
@@ -88,16 +88,7 @@ impl<'r> DescriptorStatus<'r> {
     fn from_results(selection: &Selection<'r>, results: &[ChargeResult], limit_verdicts: LimitVerdicts) -> Self {
         let index = index_of_shown_limit(&selection.limits, results);
         let (selected, result) = (&selection.limits[index], &results[index]);
-        let until_us = match result.retry_after_us {
-            Some(retry_after_us)
-                if !result.admitted
-                    && (selected.limit.algorithm() != Algorithm::FixedWindow || result.ban_left_us > 0) =>
-            {
-                retry_after_us
-            }
-            _ => result.reset_us,
-        };
-        let until_reset_s = until_us.div_ceil(1_000_000).max(u64::from(!result.admitted));
+        let until_reset_s = until_reset_us(&selected.limit, result).div_ceil(1_000_000).max(u64::from(!result.admitted));
         let deciding = selection.limits.iter().zip(results).filter(|(selected, _)| !selected.shadow);
         Self {
             shown: ReportedStatus {
@@ -110,6 +101,18 @@ impl<'r> DescriptorStatus<'r> {
             limit_verdicts,
             delay_us: deciding.map(|(_, result)| result.delay_us).max().unwrap_or(0),
         }
+    }
+}
+
+/// Microseconds until the full limit is available again or, after a rejection, until the same request can be admitted.
+pub(super) fn until_reset_us(limit: &Limit, result: &ChargeResult) -> u64 {
+    match result.retry_after_us {
+        Some(retry_after_us)
+            if !result.admitted && (limit.algorithm() != Algorithm::FixedWindow || result.ban_left_us > 0) =>
+        {
+            retry_after_us
+        }
+        _ => result.reset_us,
     }
 }
 

@@ -35,6 +35,8 @@ settings! { "Responses";
     LIMIT_REQUEST_RESET_HEADER: Option<HeaderName> = "RateLimit-Reset",
         "header for the seconds until the limit resets"
         .only_read("with LIMIT_REQUEST_HEADERS_ENABLED=true");
+    TOLLKEEPER_POLICY_HEADERS: bool = "false",
+        "send RateLimit-Policy and RateLimit of draft-ietf-httpapi-ratelimit-headers-11 with every response";
     TOLLKEEPER_EXCEEDED_LIMITS_HEADER: Option<HeaderName> = "",
         "header for the upstream that names the limits which a passing request exceeded, such as x-ratelimit-exceeded";
     TOLLKEEPER_RETRY_AFTER_HEADER: Option<HeaderName> = "Retry-After",
@@ -63,6 +65,8 @@ pub struct DecisionSettings {
     pub metadata_verdicts: bool,
     /// Headers of every response.
     pub limit_headers: Option<LimitHeaderNames>,
+    /// `true` if every response has the headers `RateLimit-Policy` and `RateLimit`.
+    pub policy_headers: bool,
     /// Headers of every request for the upstream.
     pub request_limit_headers: Option<LimitHeaderNames>,
     /// Header for the upstream that names exceeded limits.
@@ -105,6 +109,7 @@ impl DecisionSettings {
                 remaining: read_required_header_name(values, &LIMIT_REMAINING_HEADER),
                 reset: read_required_header_name(values, &LIMIT_RESET_HEADER),
             }),
+            policy_headers: values.get(&TOLLKEEPER_POLICY_HEADERS),
             request_limit_headers: values.get(&LIMIT_REQUEST_HEADERS_ENABLED).then(|| {
                 for setting in
                     [&LIMIT_REQUEST_LIMIT_HEADER, &LIMIT_REQUEST_REMAINING_HEADER, &LIMIT_REQUEST_RESET_HEADER]

@@ -8,4 +8,5 @@ mod blocks;
 mod failure_policies;
 mod decision_log;
 mod request_headers;
+mod policy_headers;
 mod key_text;

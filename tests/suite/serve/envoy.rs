@@ -231,6 +231,22 @@ fn response_headers_reach_the_client_once() {
 }
 
 #[test]
+fn policy_headers_reach_the_client() {
+    let rules = read(&repository("envoy/gateway.rules.yaml"));
+    let pair = Pair::start_with("gateway", tollkeeper::with_rules(&rules).env("TOLLKEEPER_POLICY_HEADERS", "true"));
+    let request = pair.envoy.get("/");
+    let response = request.send();
+    let policies = response.header("ratelimit-policy").unwrap();
+    assert!(policies.contains(";q=5;w=60"), "{response:?}");
+    assert!(response.header("ratelimit").unwrap().contains(";r=4;t="), "{response:?}");
+    let rejection = rejection_after(4, &request);
+    let wait_s = rejection.header("retry-after").unwrap();
+    assert!(rejection.header("ratelimit").unwrap().ends_with(&format!(";r=0;t={wait_s}")), "{rejection:?}");
+    assert_eq!(rejection.header("ratelimit-policy").unwrap(), policies);
+    pair.assert_no_call_failed();
+}
+
+#[test]
 fn upstream_is_told_the_exceeded_limits_by_name() {
     let rules = "\
 domain: gateway
