@@ -127,6 +127,7 @@ fn node(key: String, value: String) -> Option<RuleNode> {
         allowance: RuleAllowance::Limits(vec![limit.into()]),
         replaces: Vec::new(),
         metadata: None,
+        enforced_share: None,
         rejection: RejectionResponse::default(),
         detailed_metric: false,
         logging: None,

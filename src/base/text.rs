@@ -174,3 +174,9 @@ pub fn percent_encode(text: &str) -> String {
         encoded
     })
 }
+
+/// Formats thousandths of a percent: `12.5%`.
+pub fn format_milli_percent(milli_percent: u32) -> String {
+    let decimals = format!("{}.{:03}", milli_percent / 1000, milli_percent % 1000);
+    format!("{}%", decimals.trim_end_matches('0').trim_end_matches('.'))
+}

@@ -260,6 +260,9 @@ pub struct ExplainedLimit {
     pub guarantee: Cow<'static, str>,
     /// The limit never rejects a request.
     pub shadow_mode: bool,
+    /// `enforced_share` of its rule, such as `10%`; in shadow mode the key is not one of them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub enforced_share: Option<String>,
     /// The limit rejects only together with all other quotas.
     pub quota_mode: bool,
     /// The limit is a candidate: charged as if it were the only one.
@@ -316,7 +319,11 @@ impl Explanation {
             request.descriptors.iter().zip(&selections).enumerate().map(|(index, (descriptor, selection))| {
                 let mut results = counters.get(index).map_or(&[][..], Vec::as_slice).iter().map(Option::as_ref);
                 let strict = selection.limits.iter().any(|one| one.limit.consistency() == Consistency::Strict);
-                let deciding = selection.limits.iter().map(|one| explain_limit(one, strict, false));
+                let share = selection.rule.and_then(|compiled| compiled.rule.enforced_share);
+                let deciding = selection.limits.iter().map(|one| ExplainedLimit {
+                    enforced_share: share.map(|share| share.to_string()),
+                    ..explain_limit(one, strict, false)
+                });
                 let candidates = selection.candidates.iter().map(|one| explain_limit(one, false, true));
                 let with_counter = |mut limit: ExplainedLimit| {
                     limit.counter = results.next().flatten().map(ExplainedCounter::from_peek);
@@ -590,6 +597,7 @@ fn explain_limit(selected: &SelectedLimit<'_>, any_is_strict: bool, candidate: b
         limit: selected.limit.to_string(),
         guarantee: describe_guarantee(&selected.limit, any_is_strict),
         shadow_mode: selected.shadow,
+        enforced_share: None,
         quota_mode: selected.quota,
         candidate,
         counter: None,

@@ -230,10 +230,10 @@ fn build_exceeded_limits_header<'r>(
 }
 
 /// Returns the name of a limit, else its path as in `/rlconfig`, and why the request passes in spite of it.
-fn format_exceeded_limit(
+fn format_exceeded_limit<'r>(
     behaviour: &DecisionSettings,
-    selection: &Selection<'_>,
-    selected: &SelectedLimit<'_>,
+    selection: &Selection<'r>,
+    selected: &SelectedLimit<'r>,
 ) -> String {
     let mut name = encode_limit_name(&selection.limit_name(selected));
     if selected.shadow || behaviour.shadow_mode {

@@ -102,10 +102,7 @@ pub(super) fn policy_headers<'r>(
 
 /// Limits of the request that are not in shadow mode, in its order. Of several with one name the one with the fewest
 /// hits left.
-fn collect_policies<'a>(
-    charged: &'a ChargedRequest<'_, '_, '_>,
-    response: ResponseKind,
-) -> SmallVec<[Policy<'a>; 4]> {
+fn collect_policies<'a>(charged: &'a ChargedRequest<'_, '_, '_>, response: ResponseKind) -> SmallVec<[Policy<'a>; 4]> {
     let is_rejected = matches!(response, ResponseKind::Rejection { .. });
     let quotas_reject = is_rejected && quotas_reject(charged.limit_verdicts());
     let mut policies: SmallVec<[Policy<'a>; 4]> = SmallVec::new();

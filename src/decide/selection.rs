@@ -210,6 +210,10 @@ impl<'r> Selection<'r> {
             Some(chosen) => Self::for_plan(behaviour, domain, found, chosen),
         };
         selection.drop_inactive_limits(terms.active_at);
+        if let Some(share) = selection.rule.and_then(|compiled| compiled.rule.enforced_share) {
+            let is_enforced = share.contains(&selection.path_of_entries(&domain.name, &descriptor.entries));
+            selection.limits.iter_mut().for_each(|selected| selected.shadow |= !is_enforced);
+        }
         selection
     }
 

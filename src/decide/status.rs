@@ -88,7 +88,8 @@ impl<'r> DescriptorStatus<'r> {
     fn from_results(selection: &Selection<'r>, results: &[ChargeResult], limit_verdicts: LimitVerdicts) -> Self {
         let index = index_of_shown_limit(&selection.limits, results);
         let (selected, result) = (&selection.limits[index], &results[index]);
-        let until_reset_s = until_reset_us(&selected.limit, result).div_ceil(1_000_000).max(u64::from(!result.admitted));
+        let until_reset_s =
+            until_reset_us(&selected.limit, result).div_ceil(1_000_000).max(u64::from(!result.admitted));
         let deciding = selection.limits.iter().zip(results).filter(|(selected, _)| !selected.shadow);
         Self {
             shown: ReportedStatus {

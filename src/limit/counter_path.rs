@@ -6,7 +6,9 @@
 //!
 //! Decides: the hash of a counter's path and its secret.
 //! Decides: the hash of the decision log's sample, equal in all replicas (`hash_for_sampling`).
+//! Decides: the keys of a share (`KeyShare`): those of a smaller share are among those of a larger one.
 
+use std::fmt;
 use std::hash::Hasher;
 use std::sync::LazyLock;
 
@@ -14,6 +16,7 @@ use siphasher::sip128::{Hasher128, SipHasher13};
 
 use crate::base::random::random_u64_pair;
 use crate::base::sharded::upper_half;
+use crate::base::text::format_milli_percent;
 use crate::limit::request::Entry;
 
 /// Path of counters: the domain and the matched entries of a descriptor.
@@ -43,7 +46,12 @@ impl CounterPath<'_> {
 
     /// Hashes the path to a number that is the same in all processes and versions, for samples of keys.
     pub fn hash_for_sampling(&self) -> u64 {
-        upper_half(self.hash_parts(SipHasher13::new_with_keys(0, 0)))
+        upper_half(self.hash_for_all_processes())
+    }
+
+    /// Hashes the path to 128 bits that are the same in all processes and versions.
+    fn hash_for_all_processes(&self) -> u128 {
+        self.hash_parts(SipHasher13::new_with_keys(0, 0))
     }
 
     /// Hashes the parts. Each part is preceded by its length, and a shared value by a mark, so that no two paths hash
@@ -64,6 +72,29 @@ impl CounterPath<'_> {
             input.write_part(0, name.as_bytes());
         }
         input.finish()
+    }
+}
+
+/// Share of all paths, by a hash that is the same in all processes and versions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeyShare {
+    /// The share in thousandths of a percent, at most 100 000.
+    pub milli_percent: u32,
+}
+
+impl fmt::Display for KeyShare {
+    /// Writes the value of `enforced_share` in a rule file: `10%`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&format_milli_percent(self.milli_percent))
+    }
+}
+
+impl KeyShare {
+    /// True if the share contains a path. A larger share contains the paths of every smaller one, 100 % contains all.
+    /// It is independent of the decision log's sample, which has the other half of the hash.
+    pub fn contains(self, path: &CounterPath<'_>) -> bool {
+        let lower_half = path.hash_for_all_processes() & u128::from(u64::MAX);
+        (lower_half * 100_000) >> 64 < u128::from(self.milli_percent)
     }
 }
 

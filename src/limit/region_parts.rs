@@ -11,6 +11,7 @@ use std::num::NonZeroU16;
 
 use super::algorithm::{Algorithm, CountingMethod};
 use super::{GlobalScope, Limit, LimitError, Overshoot, RegionConnection, RegionLossPolicy, Scope};
+use crate::base::text::format_milli_percent;
 
 /// Allowance of a region that admits everything while it is cut off, in hits.
 const UNLIMITED_ALLOWANCE: u64 = 1 << 40;
@@ -198,12 +199,6 @@ impl GlobalScope {
             ("on_region_loss", self.on_region_loss.name().to_owned()),
         ]
     }
-}
-
-/// Formats thousandths of a percent: `12.5%`.
-pub fn format_milli_percent(milli_percent: u32) -> String {
-    let decimals = format!("{}.{:03}", milli_percent / 1000, milli_percent % 1000);
-    format!("{}%", decimals.trim_end_matches('0').trim_end_matches('.'))
 }
 
 impl fmt::Display for Overshoot {

@@ -32,6 +32,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
+use crate::limit::counter_path::KeyShare;
 use crate::limit::period::Unit;
 use crate::limit::slot::{RELEASE_KEY, SLOT_KEY};
 use crate::rules::diagnostic::{AcknowledgedLines, Diagnostic, Diagnostics, Severity, escape_for_message};
@@ -490,6 +491,7 @@ impl DescriptorCompiler<'_, '_> {
 
     fn compile_rule(&mut self, written: &mut DescriptorSpec, path: String, field_path: &FieldPath<'_>) -> Option<Rule> {
         let rate_limit = std::mem::take(&mut written.rate_limit);
+        self.check_enforced_share(written, &rate_limit, field_path);
         if let Some(choice) = written.plan.take() {
             let field_path = field_path.with_key("plan");
             if !matches!(rate_limit, RateLimitSpec::None) {
@@ -509,11 +511,41 @@ impl DescriptorCompiler<'_, '_> {
             allowance,
             replaces,
             metadata: written.metadata.take().map(|metadata| metadata.value),
+            enforced_share: written.enforced_share.map(|share| KeyShare { milli_percent: share.value }),
             rejection,
             detailed_metric: written.detailed_metric,
             logging: written.logging.map(|logging| logging.value),
             plan: None,
         })
+    }
+
+    /// Reports an `enforced_share` of a descriptor whose limits reject nothing, or that has none.
+    fn check_enforced_share(
+        &mut self,
+        written: &DescriptorSpec,
+        rate_limit: &RateLimitSpec,
+        field_path: &FieldPath<'_>,
+    ) {
+        let Some(share) = written.enforced_share else { return };
+        let field_path = field_path.with_key("enforced_share");
+        let is_unlimited = match rate_limit {
+            RateLimitSpec::None => written.plan.is_none(),
+            RateLimitSpec::Unreadable => false,
+            RateLimitSpec::One(one) => one.value.unlimited,
+            RateLimitSpec::Many(many) => many.value.iter().any(|limit| limit.unlimited),
+        };
+        if written.shadow_mode {
+            let hint = "remove `shadow_mode`: the limits are in shadow mode for all keys but this share";
+            self.reader.report_error(share.at, &field_path, "`enforced_share` beside `shadow_mode: true`", hint);
+        } else if is_unlimited {
+            let message = "`enforced_share` of a descriptor without a limit";
+            self.reader.report_error(
+                share.at,
+                &field_path,
+                message,
+                "write it beside the `rate_limit` or `plan` that it is for",
+            );
+        }
     }
 
     /// Compiles the limits of a descriptor, or of a plan; `None` if there are none.

@@ -114,6 +114,8 @@ rule_keys! {
             "Plan whose limits decide, chosen by a table for each value; in place of rate_limit.";
         envoy "shadow_mode" shadow_mode: bool = "false",
             "Shadow mode: the limits of the descriptor are counted and reported, but reject nothing.";
+        tollkeeper "enforced_share" enforced_share: Option<Spanned<u32>> as Percentage(1),
+            "Percentage of keys whose requests the limits of the descriptor reject, chosen by a hash of the key; for other keys they are in shadow mode. If absent: all keys.";
         envoy "quota_mode" quota_mode: bool = "false",
             "Quota mode: the limits of the descriptor reject a request only together with all other quotas of that request.";
         tollkeeper "over_limit_body" over_limit_body: Option<Spanned<RejectionBody>>,

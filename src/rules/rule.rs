@@ -37,6 +37,7 @@ use self::value_pattern::{MatchKind, ValuePattern};
 use crate::base::named_enum::named_enum;
 use crate::limit::active::ActiveTimes;
 use crate::limit::algorithm::Algorithm;
+use crate::limit::counter_path::KeyShare;
 use crate::limit::period::Unit;
 use crate::limit::window::WindowSpec;
 use crate::limit::{Consistency, Limit, StoreFailurePolicy};
@@ -254,6 +255,8 @@ pub struct Rule {
     pub replaces: Vec<String>,
     /// Dynamic metadata to return when the descriptor passes.
     pub metadata: Option<serde_json::Map<String, serde_json::Value>>,
+    /// Share of the keys for which the limits reject; for the others they are in shadow mode. `None`: all keys.
+    pub enforced_share: Option<KeyShare>,
     /// Response to a rejected request.
     pub rejection: RejectionResponse,
     /// Metric names contain the whole path with the request's values.

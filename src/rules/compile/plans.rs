@@ -12,6 +12,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::limit::counter_path::KeyShare;
 use crate::rules::diagnostic::{escape_for_message, find_similar_name};
 use crate::rules::document::fields::{DocumentReader, FieldPath};
 use crate::rules::document::{DescriptorSpec, PlanLookupSpec, PlanSpec, TableSpec};
@@ -234,6 +235,7 @@ impl PlanRuleCompiler<'_, '_> {
             allowance: plan.allowance_with_modes_of(written),
             replaces: plan.replaces.clone(),
             metadata: metadata.clone(),
+            enforced_share: written.enforced_share.map(|share| KeyShare { milli_percent: share.value }),
             rejection: own.with_fallback(&plan.rejection),
             detailed_metric: written.detailed_metric,
             logging: written.logging.map(|logging| logging.value),

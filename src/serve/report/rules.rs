@@ -132,6 +132,9 @@ pub struct LimitReport {
     pub limit: String,
     /// True in shadow mode: rejections were only counted.
     pub shadow_mode: bool,
+    /// `enforced_share` of the rule, such as `10%`: for other keys the limit is in shadow mode.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub enforced_share: Option<String>,
     /// True for a candidate: charged as if it were the only limit of the rule.
     #[serde(default)]
     pub candidate: bool,
@@ -438,6 +441,7 @@ impl LimitReport {
             path: stats.name().parts().skip(1).map(str::to_owned).collect(),
             limit: limit.limit.to_string(),
             shadow_mode: limit.shadow,
+            enforced_share: rule.rule.enforced_share.map(|share| share.to_string()),
             candidate: limit.candidate,
             of: enforced.map(|enforced| enforced.stats.name().as_str().to_owned()),
             age_s: stats.age().as_secs(),
@@ -474,12 +478,13 @@ impl LimitReport {
             [self.matched, self.rejected, self.near_limit_hits, self.distinct_keys, self.distinct_rejected_keys];
         let [matched, rejected, near, keys, rejected_keys] = numbers.map(|number| number.to_string());
         let [recently_matched, recently_rejected] = recent;
-        let shadow = match (self.candidate, self.shadow_mode) {
-            (true, _) => " (candidate)",
-            (false, true) => " (shadow mode)",
-            (false, false) => "",
+        let mode = match (self.candidate, self.shadow_mode, &self.enforced_share) {
+            (true, ..) => " (candidate)".to_owned(),
+            (false, true, _) => " (shadow mode)".to_owned(),
+            (false, false, Some(share)) => format!(" (for {share} of the keys)"),
+            (false, false, None) => String::new(),
         };
-        let rule = format!("{}{shadow}", escape_unprintable(&self.rule));
+        let rule = format!("{}{mode}", escape_unprintable(&self.rule));
         [recently_matched, recently_rejected, matched, rejected, near, keys, rejected_keys, share, rule]
     }
 

@@ -219,12 +219,16 @@ fn append_limit_text(page: &mut String, limit: &ExplainedLimit, has_counters: bo
     let _ = writeln!(page, "       {}", escape_unprintable(&limit.guarantee));
     for (is_so, what) in [
         (limit.candidate, "candidate: charged on its own, and it rejects nothing"),
-        (limit.shadow_mode && !limit.candidate, "shadow_mode: it rejects nothing"),
+        (limit.shadow_mode && !limit.candidate && limit.enforced_share.is_none(), "shadow_mode: it rejects nothing"),
         (limit.quota_mode, "quota_mode: it rejects only together with all other quotas"),
     ] {
         if is_so {
             let _ = writeln!(page, "       {what}");
         }
+    }
+    if let Some(share) = &limit.enforced_share {
+        let of_this_key = if limit.shadow_mode { "not for this key: it rejects nothing" } else { "for this key too" };
+        let _ = writeln!(page, "       enforced_share: enforced for {share} of the keys, {of_this_key}");
     }
     match &limit.counter {
         Some(counter) => *page += &format!("       {}\n", format_counter(counter)),

@@ -350,7 +350,7 @@ fn format_limit_line(limit: &LimitRecord<'_>) -> String {
     let mut text = escape_unprintable(&format_limit(limit));
     for (is_so, mode) in [
         (limit.candidate, "candidate, rejects nothing"),
-        (limit.shadow && !limit.candidate, "shadow_mode, rejects nothing"),
+        (limit.shadow && !limit.candidate, "in shadow mode, rejects nothing"),
         (limit.quota, "quota_mode, rejects only together with all other quotas"),
     ] {
         if is_so {

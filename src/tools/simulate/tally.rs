@@ -241,6 +241,9 @@ impl LimitLabel {
             }
         };
         let LimitWithResult { shadow, quota, candidate, .. } = *limit;
+        // With `enforced_share` the limit is in shadow mode for some keys.
+        let shares = descriptor.rule().filter(|compiled| compiled.rule.enforced_share.is_some());
+        let shadow = shares.and_then(|compiled| compiled.limits.get(limit.index)).map_or(shadow, |limit| limit.shadow);
         Self { path, rule, location, text, name: limit.name.to_owned(), shadow, quota, candidate }
     }
 }

@@ -12,6 +12,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::time_range::format_time;
+use crate::base::text::format_milli_percent;
 use crate::decide::log::record::{
     BlockRecord, DecisionRecord, DecisionSource, DescriptorRecord, GlobalScopeRecord, LimitRecord, OverrideRecord,
     RecordedVerdict, RuleRecord,
@@ -20,7 +21,6 @@ use crate::limit::StoreFailurePolicy;
 use crate::limit::algorithm::{Algorithm, HitExpiry};
 use crate::limit::ban::Ban;
 use crate::limit::period::period_in_words;
-use crate::limit::region_parts::format_milli_percent;
 use crate::limit::reservation::ReservationPolicy;
 use crate::limit::slot::SlotChange;
 

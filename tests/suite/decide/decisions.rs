@@ -4,6 +4,7 @@
 //! limit, its remaining hits and the seconds until its reset, headers. The tests cover rules, settings, matching,
 //! charging and merging.
 
+use std::collections::BTreeSet;
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
@@ -995,6 +996,49 @@ fn jitter_of_a_rule_goes_before_that_of_its_plan_also_if_it_is_none() {
     let plan = response(Some(10_000));
     assert_eq!(response(Some(0)).with_fallback(&plan), response(Some(0)));
     assert_eq!(response(None).with_fallback(&plan), plan);
+}
+
+/// Which of 1000 users a rule of no hits rejects, with these keys beside its limit.
+fn rejected_users(keys: &str) -> BTreeSet<usize> {
+    let rule = format!("  - {{key: user, {keys}, rate_limit: {{unit: day, requests_per_unit: 0}}}}");
+    let service = test_service(&[], &format!("descriptors:\n{rule}"));
+    let rejects = |user: &usize| decide(&service, &shop_request(&format!("user={user}"))).text().starts_with("OVER");
+    (0..1000).filter(rejects).collect()
+}
+
+#[test]
+fn enforced_share_grows_by_keys_and_chooses_the_same_in_every_process() {
+    let shares = ["0.001%", "1%", "10%", "50%", "99.9%", "100%"];
+    let chosen = shares.map(|share| rejected_users(&format!("enforced_share: {share}")));
+    assert!(chosen.windows(2).all(|two| two[0].is_subset(&two[1])));
+    // The hash has no secret, so these are the numbers of every process and version.
+    assert_eq!(chosen.each_ref().map(BTreeSet::len), [0, 17, 115, 492, 998, 1000]);
+    assert_eq!(rejected_users("detailed_metric: false"), chosen[5], "without the key all are enforced");
+}
+
+#[test]
+fn key_outside_the_enforced_share_is_counted_in_shadow_mode() {
+    let service = test_service(
+        &[("TOLLKEEPER_EXCEEDED_LIMITS_HEADER", "x-exceeded")],
+        "descriptors:
+  - {key: user, enforced_share: 10%, rate_limit: {unit: hour, requests_per_unit: 1}}
+  - {key: all, enforced_share: 100%, rate_limit: [{unit: hour, requests_per_unit: 1}, {unit: day, requests_per_unit: 5, shadow_mode: true}]}",
+    );
+    let users = rejected_users("enforced_share: 10%");
+    for user in 0..50 {
+        let request = shop_request(&format!("user={user}"));
+        decide(&service, &request);
+        let second = decide(&service, &request);
+        let exceeded = second.response.request_headers_to_add.iter().map(|header| header.value.as_str());
+        if users.contains(&user) {
+            assert!(second.text().starts_with("OVER"), "{user}: {}", second.text());
+        } else {
+            assert!(second.text().starts_with("OK"), "{user}: {}", second.text());
+            assert_eq!(exceeded.collect::<Vec<_>>(), ["shop.user;shadow"]);
+        }
+    }
+    assert!(decide(&service, &shop_request("all")).text().starts_with("OK"));
+    assert!(decide(&service, &shop_request("all")).text().starts_with("OVER"));
 }
 
 #[test]

@@ -12,7 +12,7 @@ const RULES: &str = "\
 domain: shop
 descriptors:
 - key: user
-  rate_limits:
+  rate_limit:
   - {name: burst, unit: minute, requests_per_unit: 3, algorithm: sliding_window_log}
   - {name: daily, unit: day, requests_per_unit: 1000}
   - {name: watched, unit: hour, requests_per_unit: 1, shadow_mode: true}

@@ -162,7 +162,7 @@ fn every_kind_of_decision_is_told() {
                 ann(),
                 &json!({"verdict": "shadow", "limits": [limit(&json!({"shadow": true, "result": exceeded}))]}),
             ),
-            "10 per minute token_bucket [shadow_mode, rejects nothing]: 10 -> 10 counted, 0 remaining, exceeded",
+            "10 per minute token_bucket [in shadow mode, rejects nothing]: 10 -> 10 counted, 0 remaining, exceeded",
         ),
         (changed(ann(), &json!({"verdict": "shadow"})), "1 admitted in shadow mode"),
         (
