@@ -4,7 +4,6 @@
 //! way from one to the other, so a `Limit` is always valid and no algorithm checks it again.
 //!
 //! Decides: which limits are valid; default of `count_rejected`, `bucket_size` and `queue_size`.
-//! Decides: a log over `TOLLKEEPER_LOG_MAX`; which limits can be eventual (`NotEventual`).
 //! Decides: the share of `local` (`fallback_share`); that a `reserve` has a hit for each region.
 //! Decides: which policies for a failed store there are (`StoreFailurePolicy`).
 
@@ -27,12 +26,14 @@ pub mod hold;
 pub mod pool;
 pub mod division;
 pub mod region_requests;
+mod key_checks;
 
 use std::fmt;
 use std::num::{NonZeroU16, NonZeroU32};
 
-use self::algorithm::{Algorithm, AlgorithmProperties, CapacityRuleKey, DelayPolicy, RejectedHitsPolicy};
+use self::algorithm::{Algorithm, CapacityRuleKey, RejectedHitsPolicy};
 use self::ban::Ban;
+use self::key_checks::{check_eventual_consistency, check_global_scope, check_rule_keys, reason_against_reservations};
 use self::period::{Period, Unit, period_in_words};
 use self::reservation::ReservationPolicy;
 use self::window::{CalendarWindows, WindowSpec};
@@ -138,8 +139,8 @@ serialize_by_name!(Algorithm, Unit, StoreFailurePolicy, RegionLossPolicy);
 pub struct LimitSpec {
     /// Algorithm that counts hits.
     pub algorithm: Algorithm,
-    /// Hits in a period; 0 rejects everything.
-    pub requests_per_unit: u32,
+    /// Hits in a period, at most [`MAX_REQUESTS_PER_UNIT`]; 0 rejects everything.
+    pub requests_per_unit: u64,
     /// Period of the limit.
     pub period: Period,
     /// token_bucket: tokens that the bucket holds; default `requests_per_unit`.
@@ -172,7 +173,7 @@ pub struct LimitSpec {
 
 impl LimitSpec {
     /// Creates a limit with all optional keys at their defaults.
-    pub const fn new(algorithm: Algorithm, requests_per_unit: u32, period: Period) -> Self {
+    pub const fn new(algorithm: Algorithm, requests_per_unit: u64, period: Period) -> Self {
         Self {
             algorithm,
             requests_per_unit,
@@ -193,6 +194,9 @@ impl LimitSpec {
         }
     }
 }
+
+/// Maximum of `requests_per_unit`, 2^53 - 1: larger numbers are not exact in a Lua script.
+pub const MAX_REQUESTS_PER_UNIT: u64 = (1 << 53) - 1;
 
 /// Default maximum of `requests_per_unit` for a sliding_window_log.
 pub const DEFAULT_MAX_SLIDING_LOG_HITS: u32 = 10_000;
@@ -229,9 +233,15 @@ pub enum LimitError {
     #[error("sliding_window_log keeps an entry for each hit, {limit} here, and at most {max} are allowed")]
     LogTooLong {
         /// `requests_per_unit` of the limit.
-        limit: u32,
+        limit: u64,
         /// Maximum that is allowed.
         max: u32,
+    },
+    /// `requests_per_unit` is above 2^32 - 1, which only a fixed_window of one region counts.
+    #[error("`requests_per_unit` above 4294967295 cannot be kept with {with}")]
+    NotAbove32Bits {
+        /// Key or algorithm that contradicts it, with what to write.
+        with: &'static str,
     },
     /// `consistency: eventual` contradicts another key.
     #[error("`consistency: eventual` cannot be kept with {with}")]
@@ -265,7 +275,7 @@ impl LimitError {
         match self {
             Self::Meaningless { key, .. } | Self::Zero { key } => key,
             Self::WindowTooLong { .. } => "window",
-            Self::LogTooLong { .. } => "requests_per_unit",
+            Self::LogTooLong { .. } | Self::NotAbove32Bits { .. } => "requests_per_unit",
             Self::NotEventual { .. } => "consistency",
             Self::NotReserved { .. } => "reservations",
             Self::NotGlobal { .. } | Self::ReserveTooSmall { .. } => "scope",
@@ -287,11 +297,11 @@ pub enum RegionConnection {
 pub struct Limit {
     algorithm: Algorithm,
     counting: CountingMethod,
-    requests_per_unit: u32,
+    requests_per_unit: u64,
     period: Period,
-    capacity: u32,
+    capacity: u64,
     /// Capacity without regard to holds and to how hits are charged: the size of the bucket that a level is of.
-    size: u32,
+    size: u64,
     /// The level of the bucket was charged under this limit, whatever its size.
     never_cuts_level: bool,
     max_wait_us: u64,
@@ -334,8 +344,8 @@ impl Limit {
         let window = spec.window.map(build_windows).transpose()?;
         let capacity = match properties.capacity {
             CapacityRuleKey::RequestsPerUnit => spec.requests_per_unit,
-            CapacityRuleKey::BucketSize => spec.bucket_size.unwrap_or(spec.requests_per_unit),
-            CapacityRuleKey::QueueSize => spec.queue_size.unwrap_or(1),
+            CapacityRuleKey::BucketSize => spec.bucket_size.map_or(spec.requests_per_unit, u64::from),
+            CapacityRuleKey::QueueSize => spec.queue_size.map_or(1, u64::from),
         };
         let mut limit = Self {
             algorithm: spec.algorithm,
@@ -370,8 +380,8 @@ impl Limit {
     /// `requests_per_unit` and the capacity are divided and rounded down, to at least 1 unless they were 0. Everything
     /// else stays.
     pub const fn share_per_replica(&self, replicas: NonZeroU32) -> Self {
-        const fn divide_to_at_least_one(count: u32, replicas: NonZeroU32) -> u32 {
-            let share = count / replicas.get();
+        const fn divide_to_at_least_one(count: u64, replicas: NonZeroU32) -> u64 {
+            let share = count / replicas.get() as u64;
             if share == 0 && count > 0 { 1 } else { share }
         }
         let regions = NonZeroU32::new(self.region_count().get() as u32).expect("a nonzero number stays nonzero");
@@ -388,16 +398,15 @@ impl Limit {
             return share;
         }
         let most = self.cut_off_allowance() / u64::from(replicas.get());
-        let most = u32::try_from(most).unwrap_or(u32::MAX);
         Self { requests_per_unit: share.requests_per_unit.min(most), ..share }.with_capacity(share.capacity.min(most))
     }
 
     /// Returns the limit with another `requests_per_unit`, which is its capacity too.
-    pub const fn with_requests_per_unit(&self, requests_per_unit: u32) -> Self {
+    pub const fn with_requests_per_unit(&self, requests_per_unit: u64) -> Self {
         Self { requests_per_unit, ..*self }.with_capacity(requests_per_unit)
     }
 
-    const fn with_capacity(&self, capacity: u32) -> Self {
+    const fn with_capacity(&self, capacity: u64) -> Self {
         Self { capacity, size: capacity, ..*self }
     }
 
@@ -424,7 +433,7 @@ impl Limit {
     }
 
     /// Hits in a period; 0 rejects everything.
-    pub const fn requests_per_unit(&self) -> u32 {
+    pub const fn requests_per_unit(&self) -> u64 {
         self.requests_per_unit
     }
 
@@ -439,19 +448,19 @@ impl Limit {
     }
 
     /// Hits that can pass at once: the limit of a window, the size of a bucket or queue.
-    pub const fn capacity(&self) -> u32 {
+    pub const fn capacity(&self) -> u64 {
         self.capacity
     }
 
     /// [`Limit::capacity`] without regard to holds: the size of the bucket that a level is of.
-    pub(crate) const fn size_without_holds(&self) -> u32 {
+    pub(crate) const fn size_without_holds(&self) -> u64 {
         self.size
     }
 
     /// Most hits of one window of a sliding_window_counter that count: the limit, and as many rejected ones.
     pub(crate) const fn most_hits_of_window(&self) -> u64 {
         let has_debt = self.count_rejected || self.reservations.is_some();
-        if has_debt { 2 * self.size as u64 } else { self.size as u64 }
+        if has_debt { 2 * self.size } else { self.size }
     }
 
     /// True if the level of the bucket is known to be one of this limit, because a hold was made under it.
@@ -472,8 +481,8 @@ impl Limit {
     /// Longest wait of a request in the queue of the limit, in microseconds; `None` if no request waits in one.
     pub fn longest_queue_wait_us(&self) -> Option<u64> {
         let is_queue = self.algorithm.properties().capacity == CapacityRuleKey::QueueSize;
-        let each_us = self.period_us() / u64::from(self.requests_per_unit.max(1));
-        let places = u64::from(self.capacity.saturating_sub(1));
+        let each_us = self.period_us() / self.requests_per_unit.max(1);
+        let places = self.capacity.saturating_sub(1);
         let waits = is_queue && places > 0 && self.max_wait_us >= each_us;
         waits.then(|| each_us.saturating_mul(places).min(self.max_wait_us))
     }
@@ -603,97 +612,4 @@ impl fmt::Display for Limit {
         let mut keys = self.global_scope().into_iter().flat_map(GlobalScope::rule_file_keys);
         keys.try_for_each(|(key, value)| write!(f, ", {key} {value}"))
     }
-}
-
-/// Checks that each key applies to the algorithm and is in range.
-fn check_rule_keys(spec: &LimitSpec, properties: AlgorithmProperties) -> Result<(), LimitError> {
-    let algorithm = spec.algorithm;
-    let meaningless = |key| Err(LimitError::Meaningless { key, algorithm });
-    if spec.bucket_size.is_some() && properties.capacity != CapacityRuleKey::BucketSize {
-        return meaningless("bucket_size");
-    }
-    if spec.queue_size.is_some() && properties.capacity != CapacityRuleKey::QueueSize {
-        return meaningless("queue_size");
-    }
-    if spec.max_wait_us.is_some() && properties.delay == DelayPolicy::Never {
-        return meaningless("max_wait");
-    }
-    if spec.count_rejected == Some(true) && properties.rejected_hits == RejectedHitsPolicy::NeverCounted {
-        return meaningless("count_rejected");
-    }
-    if spec.window.is_some() && !properties.follows_calendar {
-        return meaningless("window");
-    }
-    if spec.ban.is_some() && algorithm == Algorithm::Concurrent {
-        return meaningless("ban");
-    }
-    if spec.reservations.is_some() {
-        let counts_rejected = (spec.count_rejected == Some(true)).then_some(
-            "`count_rejected: true`: a rejected request costs nothing, and what a settlement adds counts anyway",
-        );
-        if let Some(with) = reason_against_reservations(algorithm, spec.ban).or(counts_rejected) {
-            return Err(LimitError::NotReserved { with });
-        }
-    }
-    if spec.bucket_size == Some(0) {
-        return Err(LimitError::Zero { key: "bucket_size" });
-    }
-    if spec.queue_size == Some(0) {
-        return Err(LimitError::Zero { key: "queue_size" });
-    }
-    if properties.keeps_hit_log() && spec.requests_per_unit > spec.log_max {
-        return Err(LimitError::LogTooLong { limit: spec.requests_per_unit, max: spec.log_max });
-    }
-    Ok(())
-}
-
-/// Reason why a limit with these keys cannot have reservations, for people; `None` if it can.
-const fn reason_against_reservations(algorithm: Algorithm, ban: Option<Ban>) -> Option<&'static str> {
-    match algorithm {
-        Algorithm::LeakyBucket => {
-            Some("leaky_bucket: others wait behind a request, so its places cannot be given back")
-        }
-        Algorithm::Concurrent => Some("`concurrent`: a slot is freed as a whole; write a limit of its own beside it"),
-        _ if ban.is_some() => Some("`ban`: a cost that exceeds the limit is known only when the request is over"),
-        _ => None,
-    }
-}
-
-/// Checks that nothing in the limit needs one order of arrival for all replicas, or counts hits that are not admitted.
-fn check_eventual_consistency(spec: &LimitSpec, properties: AlgorithmProperties) -> Result<(), LimitError> {
-    let with = if let Some(reason) = properties.not_eventual {
-        reason
-    } else if spec.max_wait_us.is_some_and(|wait| wait > 0) {
-        "`max_wait`: tokens taken in advance need one order of arrival for all replicas"
-    } else if spec.count_rejected == Some(true) {
-        "`count_rejected: true`: a rejection that is answered locally is not counted"
-    } else if spec.ban.is_some() {
-        "`ban`: a replica admits leased hits without knowing of a ban"
-    } else if spec.reservations.is_some() {
-        "`reservations`: a settlement must find the estimate, which a lease does not record"
-    } else {
-        return Ok(());
-    };
-    Err(LimitError::NotEventual { with })
-}
-
-/// Checks that nothing in the limit keeps a region from deciding alone by hits that it was granted.
-fn check_global_scope(spec: &LimitSpec) -> Result<(), LimitError> {
-    let with = match spec.algorithm {
-        Algorithm::LeakyBucket => "leaky_bucket: a queue needs one order of arrival for all regions",
-        Algorithm::Concurrent => "`concurrent`: a region cannot know of slots that another one freed",
-        Algorithm::SlidingWindowLog => "sliding_window_log: the time of each hit is known to its own region only",
-        _ if spec.count_rejected == Some(true) => "`count_rejected: true`: a rejection is known to its own region only",
-        _ if spec.max_wait_us.is_some_and(|wait| wait > 0) => {
-            "`max_wait`: tokens taken in advance need one order of arrival for all regions"
-        }
-        _ if spec.ban.is_some() => "`ban`: a rejection is known to its own region only",
-        _ if spec.reservations.is_some() => "`reservations`: a region cannot give back hits that it was granted",
-        _ if spec.window.is_some() => "`window`: all regions number windows of one length",
-        _ if spec.calendar_months && spec.period.unit() == Unit::Month => {
-            "calendar months: all regions number windows of one length"
-        }
-        _ => return Ok(()),
-    };
-    Err(LimitError::NotGlobal { with })
 }

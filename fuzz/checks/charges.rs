@@ -98,7 +98,7 @@ fn limits(head: &[u8; 12]) -> Option<Vec<Limit>> {
     let both = head[1] % 8;
     let one = |number: u8| {
         let algorithm = Algorithm::ALL[usize::from(number) % Algorithm::ALL.len()];
-        let mut spec = LimitSpec::new(algorithm, requests, period);
+        let mut spec = LimitSpec::new(algorithm, requests.into(), period);
         spec.sole = both >= 5;
         let sized = head[11] & 1 == 1;
         let properties = algorithm.properties();

@@ -54,8 +54,8 @@ pub struct ReportedStatus<'r> {
     pub over_limit: bool,
     /// The limit that decided; `None` if none matched.
     pub current_limit: Option<CurrentLimit<'r>>,
-    /// Number of hits that would still be admitted now; `u32::MAX` if the rule is unlimited.
-    pub remaining: u32,
+    /// Number of hits that would still be admitted now; `u32::MAX` as in the protocol if the rule is unlimited.
+    pub remaining: u64,
     /// Seconds until the full limit is available again or, after a rejection, until the same request can be admitted;
     /// rounded up.
     pub until_reset_s: Option<u64>,
@@ -67,7 +67,7 @@ pub struct CurrentLimit<'r> {
     /// `name` of the rule; empty if it has none.
     pub name: &'r str,
     /// Hits per period.
-    pub requests_per_unit: u32,
+    pub requests_per_unit: u64,
     /// Period of the limit.
     pub period: Period,
 }

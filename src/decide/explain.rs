@@ -280,7 +280,7 @@ pub struct ExplainedCounter {
     /// Number of hits counted.
     pub used: u64,
     /// Number of hits that would still be admitted.
-    pub remaining: u32,
+    pub remaining: u64,
     /// Time until the full limit is available again, in microseconds.
     pub reset_us: u64,
     /// Time until one more hit can be admitted, in microseconds.

@@ -161,7 +161,7 @@ fn append_limit_headers<'r>(
     statuses: &[DescriptorStatus<'r>],
 ) {
     let Some(names) = names else { return };
-    let mut least = (u32::MAX, None);
+    let mut least = (u64::MAX, None);
     for status in statuses {
         let Some(limit) = status.shown.current_limit else { continue };
         let is_exceeded = status.limit_verdicts.hard.rejects();
@@ -172,8 +172,8 @@ fn append_limit_headers<'r>(
     let (_, Some((limit, status))) = least else { return };
     let header = |name: &'r str, value: u64| Header { name, value: Cow::Owned(value.to_string()) };
     headers.extend([
-        header(&names.limit, u64::from(limit.requests_per_unit)),
-        header(&names.remaining, u64::from(status.remaining)),
+        header(&names.limit, limit.requests_per_unit),
+        header(&names.remaining, status.remaining),
         header(&names.reset, status.until_reset_s.unwrap_or(0)),
     ]);
 }

@@ -329,7 +329,7 @@ pub(super) fn record_hits(stats: &LimitStats, limit: &Limit, hits: Hits, result:
         Hits::Peek => return,
         Hits::Refund(hits) => return stats.add_to_counter(LimitStat::TotalNegativeHits, hits),
     };
-    let capacity = u64::from(limit.capacity());
+    let capacity = limit.capacity();
     stats.add_to_counter(LimitStat::TotalHits, hits);
     if result.admitted && rejected_elsewhere {
         return;

@@ -48,8 +48,8 @@ struct Policy<'a> {
 
 impl Policy<'_> {
     /// Hits that are left, 0 after a rejection; the most if they are not known.
-    fn remaining(&self) -> u32 {
-        self.result.map_or(u32::MAX, |result| if result.admitted { result.remaining } else { 0 })
+    fn remaining(&self) -> u64 {
+        self.result.map_or(u64::MAX, |result| if result.admitted { result.remaining } else { 0 })
     }
 
     fn write_quota(&self, text: &mut String) {

@@ -21,7 +21,7 @@ use crate::limit::algorithm::{Algorithm, CapacityRuleKey, DelayPolicy, RejectedH
 use crate::limit::charge::{Charge, ChargeRequest, Counter};
 use crate::limit::counter_path::CounterPath;
 use crate::limit::period::{Period, Unit};
-use crate::limit::request::{Descriptor, Entry, Hits, LimitOverride, Request};
+use crate::limit::request::{Descriptor, Entry, Hits, LimitOverride, MAX_HITS, Request};
 use crate::limit::slot::{SlotAction, SlotUse};
 use crate::limit::{Limit, LimitSpec};
 use crate::rules::plan_table::OwnLimit;
@@ -238,7 +238,7 @@ impl<'r> Selection<'r> {
                 selection = of_rule;
                 selection.limits.retain(|selected| selected.limit.is_concurrent());
                 for selected in &mut selection.limits {
-                    let limit = selected.limit.with_requests_per_unit(sent.requests_per_unit);
+                    let limit = selected.limit.with_requests_per_unit(sent.requests_per_unit.into());
                     selected.limit = LimitRef::Built(Box::new(limit));
                 }
             } else {
@@ -388,7 +388,7 @@ impl<'r> Selection<'r> {
         if self.limits.is_empty() {
             return None;
         }
-        let hits = request.descriptors[index].hits;
+        let hits = clamp_hits(request.descriptors[index].hits, &self.limits);
         let counter = |selected: &'a SelectedLimit<'_>| Counter { shadow: selected.shadow, ..selected.counter() };
         Some(Charge {
             path: self.counter_path(request, index),
@@ -414,10 +414,8 @@ impl<'r> Selection<'r> {
         let path = CounterPath { candidate: Some(selected.name), ..self.counter_path(request, index) };
         let counters = SmallVec::from_iter([selected.counter()]);
         let slot = self.slot_of(std::slice::from_ref(selected));
-        Charge {
-            slot,
-            ..Charge::new(path, counters, ChargeRequest::sent_by_client(request.descriptors[index].hits, max_delay_us))
-        }
+        let hits = clamp_hits(request.descriptors[index].hits, std::slice::from_ref(selected));
+        Charge { slot, ..Charge::new(path, counters, ChargeRequest::sent_by_client(hits, max_delay_us)) }
     }
 
     /// The slot, if one of these limits has slots.
@@ -520,6 +518,24 @@ impl<'r> SelectedLimit<'r> {
     }
 }
 
+/// Clamps the hits of a charge on these limits to what they count exactly ([`MAX_HITS`]).
+fn clamp_hits(hits: Hits, limits: &[SelectedLimit<'_>]) -> Hits {
+    let count = match hits {
+        Hits::Peek => 0,
+        Hits::Charge(count) | Hits::Refund(count) => count,
+    };
+    if count <= MAX_HITS {
+        return hits;
+    }
+    let all_are_windows = limits.iter().all(|selected| selected.limit.algorithm() == Algorithm::FixedWindow);
+    let any_is_above_32_bits = limits.iter().any(|selected| selected.limit.requests_per_unit() > u64::from(u32::MAX));
+    match hits {
+        _ if all_are_windows && any_is_above_32_bits => hits,
+        Hits::Refund(_) => Hits::Refund(MAX_HITS),
+        Hits::Charge(_) | Hits::Peek => Hits::Charge(MAX_HITS),
+    }
+}
+
 /// Limits of a rule that decide; `all_are_quotas` under QUOTA_MODE.
 fn select_deciding_limits<'r>(compiled: &'r CompiledRule, all_are_quotas: bool) -> SmallVec<[SelectedLimit<'r>; 1]> {
     let select = |(index, limit): (usize, &'r CompiledLimit)| {
@@ -568,7 +584,7 @@ fn build_override_limit(behaviour: &DecisionSettings, domain: &DomainRules, sent
         calendar_months: behaviour.calendar_months,
         window: defaults.window.filter(|window| properties.follows_calendar && window.applies_to(period)),
         log_max: behaviour.log_max,
-        ..LimitSpec::new(algorithm, requests_per_unit, period)
+        ..LimitSpec::new(algorithm, requests_per_unit.into(), period)
     };
     // Limits that do not support `eventual` are decided strictly; `check` reports such defaults of a domain.
     Limit::new(&spec).or_else(|_| Limit::new(&LimitSpec { consistency: None, ..spec })).ok()

@@ -39,7 +39,7 @@ impl<'r> DescriptorStatus<'r> {
         let limit_verdicts = outcome.limit_verdicts(behaviour, selection);
         match outcome {
             DescriptorOutcome::WithoutLimits => {
-                Self::without_limit(limit_verdicts, if selection.unlimited { u32::MAX } else { 0 })
+                Self::without_limit(limit_verdicts, if selection.unlimited { u32::MAX.into() } else { 0 })
             }
             DescriptorOutcome::Charged(charged) => Self::from_results(selection, &charged.results, limit_verdicts),
             DescriptorOutcome::Failed(failed) => Self::from_policies(selection, failed, limit_verdicts),
@@ -52,7 +52,7 @@ impl<'r> DescriptorStatus<'r> {
         selection.rule.map(|compiled| compiled.rule.limit_path(selected.index))
     }
 
-    fn without_limit(limit_verdicts: LimitVerdicts, remaining: u32) -> Self {
+    fn without_limit(limit_verdicts: LimitVerdicts, remaining: u64) -> Self {
         Self {
             shown: ReportedStatus { remaining, ..ReportedStatus::default() },
             shown_limit: None,
@@ -143,6 +143,6 @@ fn index_of_shown_limit(limits: &[SelectedLimit<'_>], results: &[ChargeResult]) 
 /// Compares the hits left of two limits, as shares of their capacities.
 fn compare_share_left(limits: &[SelectedLimit<'_>], results: &[ChargeResult], a: usize, b: usize) -> Ordering {
     let share =
-        |of: usize, other: usize| u64::from(results[of].remaining) * u64::from(limits[other].limit.capacity().max(1));
+        |of: usize, other: usize| u128::from(results[of].remaining) * u128::from(limits[other].limit.capacity().max(1));
     share(a, b).cmp(&share(b, a))
 }

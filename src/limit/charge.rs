@@ -161,7 +161,7 @@ pub struct ChargeResult {
     /// Hits that would pass at once; 0 for a limit of 0.
     ///
     /// Hits that a leaky_bucket would delay, or for which a token_bucket would take tokens in advance, are excluded.
-    pub remaining: u32,
+    pub remaining: u64,
     /// Microseconds until nothing is counted (fixed_window: until the window ends); 0 if nothing is, or if that never
     /// happens.
     pub reset_us: u64,
@@ -207,7 +207,10 @@ pub(crate) fn effective_time(now: Time, last: Time, period_us: u64) -> Option<Ef
     (ahead_us <= period_us).then(|| EffectiveTime { at: now.max(last), ahead_us })
 }
 
+/// Most hits that holds take from a counter, 2^32 - 1: a record has 32 bits for them.
+pub(crate) const MOST_HELD_HITS: u64 = u32::MAX as u64;
+
 /// Clamps a count to 32 bits.
-pub(crate) fn clamp_to_u32(count: u64) -> u32 {
+pub fn clamp_to_u32(count: u64) -> u32 {
     u32::try_from(count).unwrap_or(u32::MAX)
 }

@@ -24,7 +24,7 @@ use super::algorithm::leaky_level::RememberedSize;
 use super::algorithm::state::State;
 use super::algorithm::stored_state::{MAX_LUA_INTEGER, MalformedReply, ReplyReader};
 use super::algorithm::{Algorithm, CountingMethod, fixed_window, token_bucket};
-use super::charge::{ChargeRequest, ChargeResult, clamp_to_u32, effective_time};
+use super::charge::{ChargeRequest, ChargeResult, MOST_HELD_HITS, clamp_to_u32, effective_time};
 use super::request::Hits;
 use crate::base::clock::Time;
 use crate::base::random::random_id;
@@ -166,16 +166,16 @@ impl Limit {
     const fn lowered_by(&self, hits: u32, capacity: u32) -> Self {
         let capacity = if self.holds_take_capacity() { capacity } else { hits };
         Self {
-            requests_per_unit: self.requests_per_unit.saturating_sub(hits),
-            capacity: self.capacity.saturating_sub(capacity),
+            requests_per_unit: self.requests_per_unit.saturating_sub(hits as u64),
+            capacity: self.capacity.saturating_sub(capacity as u64),
             ..*self
         }
     }
 
     /// Returns the limit under which used hits are charged, whatever its room: the refill of a bucket stays.
     const fn counting_all_hits(&self) -> Self {
-        let requests_per_unit = if self.holds_take_capacity() { self.requests_per_unit } else { u32::MAX };
-        Self { requests_per_unit, capacity: u32::MAX, count_rejected: true, ..*self }
+        let requests_per_unit = if self.holds_take_capacity() { self.requests_per_unit } else { MOST_HELD_HITS };
+        Self { requests_per_unit, capacity: MOST_HELD_HITS, count_rejected: true, ..*self }
     }
 }
 
@@ -253,14 +253,14 @@ impl TotalHold {
             if effective_time(now, bucket.last, limit.period_us()).is_none() {
                 *bucket = token_bucket::State { last: now, ..Default::default() };
             }
-            let requests_per_unit = self.requests_per_unit.saturating_sub(self.hits);
+            let requests_per_unit = u64::from(self.requests_per_unit.saturating_sub(self.hits));
             let refill = Limit { requests_per_unit, never_cuts_level: true, ..*limit };
             let token_bucket::State { used, part, .. } = bucket.refilled(&refill, self.until);
             let used = used.saturating_add(u64::from(self.capacity));
             // More than the size is debt, if the limit is still the same. A level that was fitted to a size stays so.
             let size = limit.size_without_holds();
-            let is_debt = self.is_under(limit) && (used, part) > (u64::from(size), 0);
-            let debt = is_debt.then_some(RememberedSize { size, was_resized: false });
+            let is_debt = self.is_under(limit) && (used, part) > (size, 0);
+            let debt = is_debt.then_some(RememberedSize { size: clamp_to_u32(size), was_resized: false });
             let mark = bucket.mark.filter(|mark| mark.was_resized).or(debt);
             *bucket = token_bucket::State { used, part, mark, last: bucket.last.max(self.until) };
         }
@@ -274,15 +274,14 @@ impl TotalHold {
 
     /// True if the hold was made or renewed under this limit. What is used is then debt, however much it is.
     const fn is_under(&self, limit: &Limit) -> bool {
-        self.requests_per_unit == limit.requests_per_unit
+        self.requests_per_unit as u64 == limit.requests_per_unit
     }
 
     /// Upper bound on the time after the end of the hold in which a bucket is full again, in microseconds; 0 for
     /// windows.
     pub fn max_refill_time_us(&self, limit: &Limit) -> u64 {
         match limit.holds_take_capacity() {
-            true => (2 * limit.period_us())
-                .saturating_mul(u64::from(limit.capacity) / u64::from(limit.requests_per_unit.max(1)) + 1),
+            true => (2 * limit.period_us()).saturating_mul(limit.capacity / limit.requests_per_unit.max(1) + 1),
             false => 0,
         }
     }
@@ -299,8 +298,8 @@ impl TotalHold {
     /// Mends the result of a charge on the lowered limit: hits that fit only the whole limit may pass when the hold
     /// ends.
     pub fn add_wait_for_hold_end(&self, result: &mut ChargeResult, limit: &Limit, request: ChargeRequest, now: Time) {
-        let fits_the_limit = limit.requests_per_unit > 0
-            && matches!(request.hits, Hits::Charge(hits) if hits <= u64::from(limit.capacity));
+        let fits_the_limit =
+            limit.requests_per_unit > 0 && matches!(request.hits, Hits::Charge(hits) if hits <= limit.capacity);
         if !result.admitted && result.retry_after_us.is_none() && fits_the_limit {
             result.retry_after_us = Some(self.until.since_us(now));
         }
@@ -490,7 +489,7 @@ impl HeldAmount {
     /// Lowers the amount by used hits; returns how many of them to charge.
     fn subtract_used_hits(&mut self, limit: &Limit, used: u64) -> u64 {
         let held = if limit.holds_take_capacity() { &mut self.capacity } else { &mut self.hits };
-        let most_debt = u64::from(limit.requests_per_unit) + u64::from(limit.capacity);
+        let most_debt = limit.requests_per_unit + limit.capacity;
         let charged = used.min(*held + most_debt);
         *held = held.saturating_sub(used);
         charged
@@ -502,7 +501,7 @@ fn find_grantable_amount(limit: &Limit, state: &State, held: HeldAmount, now: Ti
     let narrow = |hits: u64| u32::try_from(hits).unwrap_or(u32::MAX);
     if limit.holds_take_capacity() {
         HeldAmount {
-            hits: u64::from(limit.requests_per_unit).saturating_sub(held.hits),
+            hits: limit.requests_per_unit.saturating_sub(held.hits),
             capacity: find_largest_charge(&limit.lowered_by(0, narrow(held.capacity)), state, now),
         }
     } else {
@@ -512,7 +511,7 @@ fn find_grantable_amount(limit: &Limit, state: &State, held: HeldAmount, now: Ti
 
 /// Returns the largest charge that the limit admits at once.
 fn find_largest_charge(limit: &Limit, state: &State, now: Time) -> u64 {
-    let (mut fits, mut too_many) = (0, u64::from(limit.capacity) + 1);
+    let (mut fits, mut too_many) = (0, limit.capacity + 1);
     while too_many - fits > 1 {
         let middle = u64::midpoint(fits, too_many);
         if state.admits(limit, now, ChargeRequest::new(Hits::Charge(middle), 0)) {
@@ -559,7 +558,7 @@ fn sum_holds(limit: &Limit, pools: &[HoldRow]) -> Option<TotalHold> {
     Some(TotalHold {
         hits: clamp_to_u32(sum.hits),
         capacity: clamp_to_u32(sum.capacity),
-        requests_per_unit: limit.requests_per_unit,
+        requests_per_unit: clamp_to_u32(limit.requests_per_unit),
         until,
     })
 }

@@ -12,6 +12,7 @@ use std::num::NonZeroU16;
 use super::algorithm::{Algorithm, CountingMethod};
 use super::{GlobalScope, Limit, LimitError, Overshoot, RegionConnection, RegionLossPolicy, Scope};
 use crate::base::text::format_milli_percent;
+use crate::limit::charge::{MOST_HELD_HITS, clamp_to_u32};
 
 /// Allowance of a region that admits everything while it is cut off, in hits.
 const UNLIMITED_ALLOWANCE: u64 = 1 << 40;
@@ -53,16 +54,16 @@ impl Limit {
             (Scope::Global(scope), Some(RegionConnection::CutOff)) => Some(scope.on_region_loss),
             _ => None,
         };
-        let regions = u32::from(self.region_count().get());
+        let regions = u64::from(self.region_count().get());
         let (requests_per_unit, capacity) = match scope {
             Some(RegionLossPolicy::Share) => {
-                let allowance = u32::try_from(self.cut_off_allowance()).unwrap_or(u32::MAX);
+                let allowance = self.cut_off_allowance().min(MOST_HELD_HITS);
                 (hits.saturating_add(allowance), capacity.saturating_add(allowance))
             }
             Some(RegionLossPolicy::Local) => {
                 (hits.max(self.requests_per_unit() / regions), capacity.max(self.capacity() / regions))
             }
-            Some(RegionLossPolicy::Allow) if self.requests_per_unit() > 0 => (u32::MAX, u32::MAX),
+            Some(RegionLossPolicy::Allow) if self.requests_per_unit() > 0 => (MOST_HELD_HITS, MOST_HELD_HITS),
             _ => (hits, capacity),
         };
         Self { requests_per_unit, scope: Scope::Region, in_region: None, ..*self }.with_capacity(capacity)
@@ -77,7 +78,7 @@ impl Limit {
 
     /// Returns the most hits that a charge in a region can have to pass ever.
     pub fn largest_charge_in_region(&self) -> u64 {
-        u64::from(self.without_region_parts().capacity()) + u64::from(self.region_part().capacity())
+        self.without_region_parts().capacity() + self.region_part().capacity()
     }
 
     /// Checks that the reserve gives each region a hit, and a token of the bucket.
@@ -102,7 +103,7 @@ impl Limit {
     #[must_use]
     pub fn with_global_scope(&self, scope: GlobalScope) -> Option<Self> {
         let max_overshoot = match scope.max_overshoot {
-            Overshoot::Hits(hits) => Overshoot::Hits(hits.min(self.requests_per_unit())),
+            Overshoot::Hits(hits) => Overshoot::Hits(hits.min(clamp_to_u32(self.requests_per_unit()))),
             part @ Overshoot::MilliPercent(_) => part,
         };
         let scope = Scope::Global(GlobalScope { max_overshoot, ..scope });
@@ -121,12 +122,12 @@ impl Limit {
     }
 
     /// Hits in a period that a region always has: a window's reserve, or the rate of a bucket.
-    pub const fn region_reserve(&self) -> u32 {
+    pub const fn region_reserve(&self) -> u64 {
         self.region_reserve_of(self.requests_per_unit())
     }
 
     /// Tokens of the bucket that a region always has.
-    pub const fn region_capacity(&self) -> u32 {
+    pub const fn region_capacity(&self) -> u64 {
         self.region_reserve_of(self.capacity())
     }
 
@@ -140,21 +141,21 @@ impl Limit {
     pub const fn capacity_for_scripts(&self) -> u64 {
         match self.counting_method() {
             CountingMethod::SlidingWindowCounter => self.most_hits_of_window(),
-            _ => self.capacity() as u64,
+            _ => self.capacity(),
         }
     }
 
     /// Hits in a period that the global Redis may grant to all regions together: for a window, or as rates.
-    pub const fn max_granted_hits(&self) -> u32 {
-        self.requests_per_unit() - self.region_reserve() * self.region_count().get() as u32
+    pub const fn max_granted_hits(&self) -> u64 {
+        self.requests_per_unit() - self.region_reserve() * self.region_count().get() as u64
     }
 
     /// Tokens of the bucket that the global Redis may grant to all regions together.
-    pub const fn max_granted_capacity(&self) -> u32 {
+    pub const fn max_granted_capacity(&self) -> u64 {
         if self.requests_per_unit() == 0 {
             return 0;
         }
-        self.capacity() - self.region_capacity() * self.region_count().get() as u32
+        self.capacity() - self.region_capacity() * self.region_count().get() as u64
     }
 
     /// Hits by which the part of a cut-off region is larger; under `local`, the hits of the part. The processes of a region
@@ -170,22 +171,20 @@ impl Limit {
             RegionLossPolicy::Share => {
                 scope.max_overshoot.milli_hits(self.requests_per_unit()) / 1000 / (parts * regions)
             }
-            RegionLossPolicy::Local => self.requests_per_unit() as u64 / regions,
+            RegionLossPolicy::Local => self.requests_per_unit() / regions,
             RegionLossPolicy::Deny => 0,
             RegionLossPolicy::Allow => UNLIMITED_ALLOWANCE,
         }
     }
 
-    #[expect(clippy::cast_possible_truncation, reason = "at most `hits`: a valid scope reserves 100 % at most")]
-    const fn region_reserve_of(&self, hits: u32) -> u32 {
+    const fn region_reserve_of(&self, hits: u64) -> u64 {
         let Scope::Global(scope) = self.scope() else { return 0 };
         if self.requests_per_unit() == 0 {
             return 0;
         }
         let part = scope.reserve_milli_percent as u64;
         let part = if part < WHOLE_MILLI_PERCENT { part } else { WHOLE_MILLI_PERCENT };
-        let reserved = hits as u64 * part / WHOLE_MILLI_PERCENT;
-        (reserved / scope.regions.get() as u64) as u32
+        hits * part / WHOLE_MILLI_PERCENT / scope.regions.get() as u64
     }
 }
 
@@ -213,9 +212,12 @@ impl fmt::Display for Overshoot {
 
 impl Overshoot {
     /// Returns the overshoot of a limit of `requests_per_unit`, in thousandths of a hit, rounded down.
-    pub const fn milli_hits(self, requests_per_unit: u32) -> u64 {
+    pub const fn milli_hits(self, requests_per_unit: u64) -> u64 {
         match self {
-            Self::MilliPercent(part) => requests_per_unit as u64 * part as u64 / 100,
+            // In two steps, because 2^53 hits times 100 000 exceed 64 bits.
+            Self::MilliPercent(part) => {
+                requests_per_unit / 100 * part as u64 + requests_per_unit % 100 * part as u64 / 100
+            }
             Self::Hits(hits) => 1000 * hits as u64,
         }
     }

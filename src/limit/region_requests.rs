@@ -68,7 +68,7 @@ impl RegionPool {
             let is_in_window = window_end > self.last;
             let (rest_us, available) = match is_in_window {
                 true => (window_end.since_us(self.last), self.left + room + held_by_others),
-                false => (period_us, u64::from(limit.without_region_parts().requests_per_unit())),
+                false => (period_us, limit.without_region_parts().requests_per_unit()),
             };
             let part = scale(available, fair, fair + others_share);
             let until_end = self.hits_asked_for_in(rest_us + NEXT_WINDOW_US);
@@ -134,7 +134,7 @@ impl RegionPool {
         let others = answer.others.iter();
         let mut wants: Vec<u64> = others.clone().map(|other| other.demand).collect();
         wants.push(self.hits_asked_for_in(limit.period_us()));
-        let whole = u64::from(limit.without_region_parts().requests_per_unit());
+        let whole = limit.without_region_parts().requests_per_unit();
         let fair_share = FillLevel::fill(whole, &mut wants, 0).level.min(MAX_COUNT);
         PoolGrant {
             number: self.number,

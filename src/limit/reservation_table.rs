@@ -16,6 +16,7 @@ use crate::base::clock::Time;
 use crate::base::sharded::PrehashedMap;
 use crate::limit::Limit;
 use crate::limit::algorithm::state::State;
+use crate::limit::charge::clamp_to_u32;
 use crate::limit::slot::{HolderId, SlotId, SlotToken, SlotUse, TOMBSTONE_US};
 use crate::limit::slot_table::{SWEEP_INTERVAL_US, SlotSummary, SummarizedSlot};
 
@@ -75,7 +76,7 @@ impl ReservationTable {
             return self.view_for_peek(query);
         };
         let mut view = ReservationView::empty_for(query.slot);
-        self.highest_rate = self.highest_rate.max(query.limit.requests_per_unit());
+        self.highest_rate = self.highest_rate.max(clamp_to_u32(query.limit.requests_per_unit()));
         let found = self.open.get(&query.slot.id.0).copied();
         let over = found.filter(|own| own.expires <= query.now);
         if let Some(over) = over {
@@ -111,7 +112,7 @@ impl ReservationTable {
         let Some(reservations) = limit.reservations() else { return };
         let SlotUse { id, holder, .. } = view.slot;
         self.kept_us = reservations.kept_us(limit.period_us());
-        self.highest_rate = self.highest_rate.max(limit.requests_per_unit());
+        self.highest_rate = self.highest_rate.max(clamp_to_u32(limit.requests_per_unit()));
         self.given_back = self.given_back.saturating_add(view.given_back);
         let old = self.open.get(&id.0).copied();
         match (view.own, old) {

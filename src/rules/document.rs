@@ -22,6 +22,7 @@ use self::defaults::DefaultableKeys;
 use self::keys::rule_keys;
 use self::matching::{MatchSpec, MatchingSpec};
 use self::rejection::RejectionKeys;
+use crate::limit::MAX_REQUESTS_PER_UNIT;
 use crate::limit::active::ActiveSpec;
 use crate::limit::ban::Ban;
 use crate::limit::reservation::ReservationPolicy;
@@ -186,8 +187,8 @@ rule_keys! {
             "The unit of the period; only a limit of 0 needs none: second, minute, hour, day, week (from Thursday 00:00 UTC), month (30 days) or year (365 days).";
         tollkeeper "unit_multiplier" unit_multiplier: Option<Spanned<u32>> as Count(1, u32::MAX as u64) = "1",
             "The period is the unit times this, 366 days at most.";
-        envoy "requests_per_unit" requests_per_unit: Option<Spanned<u32>> = "0",
-            "Hits allowed in a period; 0 rejects everything.";
+        envoy "requests_per_unit" requests_per_unit: Option<Spanned<u64>> as Count(0, MAX_REQUESTS_PER_UNIT) = "0",
+            "Hits allowed in a period; 0 rejects everything. Above 4294967295 with a fixed_window only.";
         envoy "unlimited" unlimited in [RateLimit]: bool = "false",
             "Admits everything, uncounted. Must not have a unit.";
         tollkeeper "ban" ban: Option<Spanned<Ban>>,
@@ -223,7 +224,7 @@ rule_keys! {
 
 impl RateLimitEntry {
     /// Hits allowed in a period; 0 if not written.
-    pub fn requests(&self) -> u32 {
+    pub fn requests(&self) -> u64 {
         self.requests_per_unit.map_or(0, |requests| requests.value)
     }
 

@@ -352,7 +352,7 @@ pub enum RuleAllowance {
         /// Name, for `replaces`; empty if it has none.
         name: String,
         /// `requests_per_unit` as written; without effect, but `/rlconfig` prints it.
-        requests_per_unit: u32,
+        requests_per_unit: u64,
         /// `shadow_mode` as written; without effect, but `/rlconfig` prints it.
         shadow: bool,
         /// `quota_mode` as written; without effect, but `/rlconfig` prints it.

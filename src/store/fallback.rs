@@ -98,8 +98,7 @@ impl Fallback {
             self.memory.charge(charge, now).unwrap_or_else(|_| self.memory.charge_in_overflow_shard(charge, now))
         });
         for (counter, result) in charge.counters.iter().zip(&mut results) {
-            let fits_the_limit =
-                matches!(charge.request.hits, Hits::Charge(hits) if hits <= u64::from(counter.limit.capacity()));
+            let fits_the_limit = matches!(charge.request.hits, Hits::Charge(hits) if hits <= counter.limit.capacity());
             if !result.admitted && result.retry_after_us.is_none() && fits_the_limit {
                 let is_concurrent = counter.limit.is_concurrent();
                 result.retry_after_us = Some(if is_concurrent { FULL_LIMIT_RETRY_AFTER_US } else { result.reset_us });

@@ -279,13 +279,13 @@ impl CachedLimitResult {
         let Self { counter: OwnedCounter { limit, .. }, result } = self;
         let Hits::Charge(hits) = request.hits else { return None };
         if result.admitted {
-            return (hits <= u64::from(result.remaining)).then_some(*result);
+            return (hits <= result.remaining).then_some(*result);
         }
         if result.ban_left_us > 0 {
             // The wait of more hits may be that of the counter.
             return None;
         }
-        let never_fits = hits > u64::from(limit.capacity()) || limit.requests_per_unit() == 0;
+        let never_fits = hits > limit.capacity() || limit.requests_per_unit() == 0;
         let wait_us = if never_fits { None } else { Some(State::derive_wait_from_result_us(limit, result, request)?) };
         Some(ChargeResult { retry_after_us: wait_us, ..*result })
     }

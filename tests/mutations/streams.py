@@ -50,8 +50,8 @@ SLOTS_RUST = [
     (ANSWER, "decision.metadata.get_or_insert_default().insert(SLOT_METADATA_KEY.to_owned(), token.into());",
      "if !$0 { decision.metadata.get_or_insert_default().insert(SLOT_METADATA_KEY.to_owned(), token.into()); }",
      [("acquire, room", "the answer has no token")]),
-    (ALGORITHM, "(request.required_hits()) <= u64::from(limit.requests_per_unit()),",
-     "(request.required_hits()) <= u64::from(limit.requests_per_unit()) + u64::from($0),",
+    (ALGORITHM, "(request.required_hits()) <= limit.requests_per_unit(),",
+     "(request.required_hits()) <= limit.requests_per_unit() + u64::from($0),",
      [("acquire, full", "one more is admitted")]),
     (ALGORITHM, "Hits::Charge(seats) if admitted && !request.rejected_elsewhere",
      "Hits::Charge(seats) if (admitted || $0) && (!request.rejected_elsewhere || $1)",
@@ -75,8 +75,8 @@ SLOTS_RUST = [
      "                self.used += u64::from($1);\n                SlotChange::Renewed",
      [("the id exists", "it keeps its token"), ("the id exists", "it counts twice")]),
     (ALGORITHM, "        OwnSlot::Held { .. } => true,",
-     "        OwnSlot::Held { .. } => (!$0 || state.used < u64::from(limit.requests_per_unit()))"
-     " && (!$1 || state.used <= u64::from(limit.requests_per_unit())),",
+     "        OwnSlot::Held { .. } => (!$0 || state.used < limit.requests_per_unit())"
+     " && (!$1 || state.used <= limit.requests_per_unit()),",
      [("the id exists", "it is rejected at the limit"), ("limit lowered", "streams that go on are rejected")]),
     (ALGORITHM, "if self.is_unanswered || token == self.token =>",
      "if self.is_unanswered && !$2 || token == self.token && !$1 || $0 && !self.is_unanswered =>",

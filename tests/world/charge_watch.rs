@@ -181,7 +181,7 @@ fn limit_of(rule: &RulePlan, limit: u32, period_us: u64, counts_rejected: bool) 
         bucket_size: size.filter(|_| rule.algorithm == Algorithm::TokenBucket),
         queue_size: size.filter(|_| rule.algorithm == Algorithm::LeakyBucket),
         count_rejected: (rule.algorithm != Algorithm::LeakyBucket).then_some(counts_rejected),
-        ..LimitSpec::new(rule.algorithm, limit, period)
+        ..LimitSpec::new(rule.algorithm, limit.into(), period)
     };
     let limit = Limit::new(&spec).ok()?;
     Some(limit.with_longer_period(period_us.saturating_sub(rule.period_s * 1_000_000)))

@@ -239,13 +239,13 @@ declare_record! {
         /// Algorithm.
         algorithm: Algorithm,
         /// Hits in a period.
-        requests_per_unit: u32,
+        requests_per_unit: u64,
         /// Unit of the period.
         unit: Unit,
         /// Number of units in the period; absent: 1.
         unit_multiplier: Option<u32> = default,
         /// `bucket_size` or `queue_size`; absent: `requests_per_unit`.
-        capacity: Option<u32> = default,
+        capacity: Option<u64> = default,
         /// `max_wait` in microseconds; absent if the limit has none, so that it never delays (token_bucket) or delays as
         /// long as the caller waits (leaky_bucket).
         max_wait_us: Option<u64> = default,
@@ -295,7 +295,7 @@ declare_record! {
         /// Hits counted after.
         after: u64,
         /// Hits that would still pass at once.
-        remaining: u32,
+        remaining: u64,
         /// Microseconds until the full limit is available again.
         reset_us: u64,
         /// Microseconds until the same hits could pass; absent: they passed, or never will.

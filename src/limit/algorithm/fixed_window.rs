@@ -21,9 +21,7 @@ use jiff::tz::TimeZone;
 use super::stored_state::{MalformedReply, ReplyReader, ScriptCharge, ShareRatio, StoredState};
 use crate::base::clock::Time;
 use crate::limit::Limit;
-use crate::limit::charge::{
-    ChargeRequest, ChargeResult, EffectiveTime, MAX_COUNT, StateChange, clamp_to_u32, effective_time,
-};
+use crate::limit::charge::{ChargeRequest, ChargeResult, EffectiveTime, MAX_COUNT, StateChange, effective_time};
 use crate::limit::request::Hits;
 
 /// Hits in the window of the last charge.
@@ -121,7 +119,7 @@ impl CurrentWindow {
             admitted: fits,
             before: self.count,
             after,
-            remaining: clamp_to_u32(u64::from(limit.requests_per_unit()).saturating_sub(after)),
+            remaining: limit.requests_per_unit().saturating_sub(after),
             reset_us: ends_us,
             retry_after_us: (!fits && can_ever_pass).then_some(ends_us),
             delay_us: 0,
@@ -131,7 +129,7 @@ impl CurrentWindow {
     }
 
     pub(super) fn fits(&self, limit: &Limit, request: ChargeRequest) -> bool {
-        let max = u64::from(limit.requests_per_unit());
+        let max = limit.requests_per_unit();
         match request.hits {
             Hits::Refund(_) => true,
             Hits::Peek if limit.passes_peeks_at_limit() => self.count <= max,

@@ -76,18 +76,18 @@ impl<'l> LeakyLevel<'l> {
 
     /// Size of the bucket, in the unit of the level.
     fn size_units(&self) -> u128 {
-        self.hits_to_units(u64::from(self.limit.size_without_holds()))
+        self.hits_to_units(self.limit.size_without_holds())
     }
 
     /// Makes the level that of a bucket of the limit's size: cuts what no charge under this size led to, or keeps what
     /// another size left. Debt stays, up to the hits of a period; so do tokens taken in advance under the same size, up to
     /// those of `max_wait`. A size of 0 leaves everything as it is.
     fn fit_to_size(&mut self) {
-        let size = self.limit.size_without_holds();
+        let size = clamp_to_u32(self.limit.size_without_holds());
         if size == 0 || self.limit.never_cuts_level() {
             return;
         }
-        let most = self.size_units() + self.hits_to_units(u64::from(self.limit.requests_per_unit()));
+        let most = self.size_units() + self.hits_to_units(self.limit.requests_per_unit());
         // A raise takes effect at once on debt, too: nothing was cut from what was used.
         let is_raised = self.mark.is_some_and(|mark| !mark.was_resized && mark.size < size);
         let was_changed = !is_raised && self.mark.is_none_or(|mark| mark.size != size);
@@ -113,7 +113,7 @@ impl<'l> LeakyLevel<'l> {
 
     /// Returns the mark that a state with this level keeps.
     pub(super) fn mark_to_keep(&self) -> Option<RememberedSize> {
-        let size = self.limit.size_without_holds();
+        let size = clamp_to_u32(self.limit.size_without_holds());
         match self.mark {
             Some(RememberedSize { was_resized: true, .. }) => self.mark,
             _ if size == 0 => self.mark,
@@ -135,10 +135,10 @@ impl<'l> LeakyLevel<'l> {
     }
 
     /// Hits up to the capacity; 0 for a limit of 0, whatever its capacity.
-    pub(super) fn remaining(&self) -> u32 {
+    pub(super) fn remaining(&self) -> u64 {
         match self.limit.requests_per_unit() {
             0 => 0,
-            _ => clamp_to_u32(u64::from(self.limit.capacity()).saturating_sub(self.hits_rounded_up())),
+            _ => self.limit.capacity().saturating_sub(self.hits_rounded_up()),
         }
     }
 
@@ -163,7 +163,7 @@ impl<'l> LeakyLevel<'l> {
         if request.required_hits() == 0 {
             return Some(0);
         }
-        let room = u64::from(self.limit.capacity()).checked_sub(request.required_hits())?;
+        let room = self.limit.capacity().checked_sub(request.required_hits())?;
         (self.limit.requests_per_unit() > 0).then(|| self.until_level_falls_us(self.hits_to_units(room)))
     }
 
@@ -187,7 +187,7 @@ pub(super) fn derive_level_wait_from_result_us(
     request: ChargeRequest,
 ) -> Option<u64> {
     let Hits::Charge(hits) = request.hits else { return None };
-    let room = u128::from(u64::from(limit.capacity()).checked_sub(hits)?);
+    let room = u128::from(limit.capacity().checked_sub(hits)?);
     let room_us = clamp_us(room * u128::from(limit.period_us()) / u128::from(limit.requests_per_unit().max(1)));
     let delay_us = request.longest_delay_us(limit);
     Some(result.reset_us.saturating_sub(room_us).saturating_sub(delay_us))

@@ -7,7 +7,7 @@ use super::region_pool::{RegionPool, TakenHits, less_drift_us};
 use super::state::{CounterWithPool, State};
 use crate::base::clock::Time;
 use crate::limit::Limit;
-use crate::limit::charge::{ChargeRequest, ChargeResult, MAX_COUNT, clamp_to_u32};
+use crate::limit::charge::{ChargeRequest, ChargeResult, MAX_COUNT};
 use crate::limit::request::Hits;
 
 /// Hits of a charge, by what they are taken from.
@@ -99,7 +99,7 @@ impl CounterWithPool {
             admitted: fits,
             before,
             after: pool.used(limit) + of_part_now.before,
-            remaining: clamp_to_u32(pool.left + u64::from(of_part_now.remaining)).min(limit.capacity()),
+            remaining: (pool.left + of_part_now.remaining).min(limit.capacity()),
             reset_us: of_part_now.reset_us.max(until_window_end_us),
             retry_after_us,
             ..ChargeResult::default()

@@ -207,7 +207,7 @@ impl RegionPool {
         if self.until == Time::default() || window_is_over {
             return own;
         }
-        let granted = u64::from(limit.without_region_parts().capacity());
+        let granted = limit.without_region_parts().capacity();
         granted.saturating_sub(self.answer.room + self.left).max(own)
     }
 

@@ -142,7 +142,7 @@ impl State {
             Self::SlidingWindowCounter(_) => all_if(at.as_micros() / limit.period_us() == mark.base),
             Self::SlidingWindowLog(_) => all_if(at.since_us(mark.at) < limit.period_us()),
             Self::TokenBucket(_) => {
-                let rate = highest_rate.max(limit.requests_per_unit());
+                let rate = u64::from(highest_rate).max(limit.requests_per_unit());
                 let units = u128::from(at.since_us(mark.at)) * u128::from(rate);
                 let refilled = u64::try_from(units.div_ceil(u128::from(limit.period_us()))).unwrap_or(u64::MAX);
                 mark.base.saturating_sub(given_back).max(hits).saturating_sub(refilled).min(hits)

@@ -14,7 +14,7 @@
 use super::stored_state::{MalformedReply, ReplyReader, ShareRatio, StoredState};
 use crate::base::clock::Time;
 use crate::limit::Limit;
-use crate::limit::charge::{ChargeRequest, ChargeResult, EffectiveTime, StateChange, clamp_to_u32, effective_time};
+use crate::limit::charge::{ChargeRequest, ChargeResult, EffectiveTime, StateChange, effective_time};
 
 /// Counts of two adjacent windows, aligned to the Unix epoch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -56,7 +56,7 @@ impl StoredState for State {
 pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeRequest) -> ChargeResult {
     let mut counts = WindowCounts::at_request_time(limit, state, now);
     let before = counts.weighted_count();
-    let max = u64::from(limit.requests_per_unit());
+    let max = limit.requests_per_unit();
     let fits = counts.fits(limit, request);
     let effect = request.state_change(fits, limit);
     match effect {
@@ -78,7 +78,7 @@ pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeReques
         admitted: fits,
         before,
         after,
-        remaining: clamp_to_u32(max.saturating_sub(after)),
+        remaining: max.saturating_sub(after),
         reset_us: counts.until_count_falls_us(0),
         retry_after_us: match max.checked_sub(request.required_hits()) {
             Some(room) if !fits => Some(counts.until_count_falls_us(room)),
@@ -134,8 +134,7 @@ impl WindowCounts {
     }
 
     fn fits(&self, limit: &Limit, request: ChargeRequest) -> bool {
-        request.required_hits() == 0
-            || self.weighted_count() + request.required_hits() <= u64::from(limit.requests_per_unit())
+        request.required_hits() == 0 || self.weighted_count() + request.required_hits() <= limit.requests_per_unit()
     }
 
     /// Microseconds from the request's `now` until the weight is at most `max`; 0 if it is.

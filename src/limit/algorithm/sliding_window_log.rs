@@ -100,7 +100,7 @@ impl StoredState for State {
             if limit.reservations().is_some() {
                 return [i64::from(u32::MAX), 0];
             }
-            min_limit = min_limit.min(i64::from(limit.requests_per_unit()));
+            min_limit = min_limit.min(signed(limit.requests_per_unit()));
             match hits {
                 Hits::Peek => requested += 1,
                 Hits::Charge(hits) => {
@@ -120,7 +120,7 @@ impl StoredState for State {
 pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeRequest) -> ChargeResult {
     let window = LogWindow::at_request_time(limit, state, now);
     let before = window.held;
-    let max = u64::from(limit.requests_per_unit());
+    let max = limit.requests_per_unit();
     let fits = window.fits(limit, request);
     let effect = request.state_change(fits, limit);
     // A request without effect leaves the state as it is, the time of its last charge included.
@@ -149,7 +149,7 @@ pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeReques
         admitted: fits,
         before,
         after,
-        remaining: clamp_to_u32(max.saturating_sub(after)),
+        remaining: max.saturating_sub(after),
         reset_us: state.records.range(expired..).next_back().map_or(0, until_expired),
         retry_after_us: if fits || request.required_hits() > max {
             None
@@ -193,7 +193,7 @@ impl LogWindow {
     }
 
     fn fits(&self, limit: &Limit, request: ChargeRequest) -> bool {
-        request.required_hits() == 0 || self.held + request.required_hits() <= u64::from(limit.requests_per_unit())
+        request.required_hits() == 0 || self.held + request.required_hits() <= limit.requests_per_unit()
     }
 }
 

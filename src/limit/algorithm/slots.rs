@@ -102,7 +102,7 @@ pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeReques
         Hits::Refund(_) => state.release(),
         Hits::Charge(_) | Hits::Peek => SlotChange::None,
     };
-    let seats = u64::from(limit.requests_per_unit());
+    let seats = limit.requests_per_unit();
     let can_ever_pass = request.required_hits() <= seats;
     // A request whose release came first can pass once that is forgotten.
     let retry_after_us = if state.own == OwnSlot::Tombstone { TOMBSTONE_US } else { FULL_LIMIT_RETRY_AFTER_US };
@@ -110,7 +110,7 @@ pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeReques
         admitted,
         before,
         after: state.used,
-        remaining: u32::try_from(seats.saturating_sub(state.used)).unwrap_or(u32::MAX),
+        remaining: seats.saturating_sub(state.used),
         reset_us: if state.used > 0 { limit.period_us() } else { 0 },
         retry_after_us: (!admitted && can_ever_pass).then_some(retry_after_us),
         slot: change,
@@ -128,7 +128,7 @@ pub fn admits(limit: &Limit, state: &State, _now: Time, request: ChargeRequest) 
     match state.own {
         OwnSlot::Held { .. } => true,
         OwnSlot::Tombstone => false,
-        OwnSlot::Absent => state.used.saturating_add(request.required_hits()) <= u64::from(limit.requests_per_unit()),
+        OwnSlot::Absent => state.used.saturating_add(request.required_hits()) <= limit.requests_per_unit(),
     }
 }
 
@@ -167,7 +167,7 @@ impl StoredState for State {
             Hits::Peek => 1,
             Hits::Refund(_) => -1,
         };
-        [i64::from(limit.requests_per_unit()), seats]
+        [limit.requests_per_unit().cast_signed(), seats]
     }
 
     /// Slots are not shared out: the fallback has a table of its own.

@@ -70,7 +70,7 @@ pub(crate) struct ShareRatio {
 impl ShareRatio {
     /// Computes the ratio of `share` to `limit`.
     pub(super) fn new(share: &Limit, limit: &Limit) -> Self {
-        Self { limit: u64::from(limit.capacity().max(1)), share: u64::from(share.capacity().max(1)) }
+        Self { limit: limit.capacity().max(1), share: share.capacity().max(1) }
     }
 
     pub(super) fn scale_rounded_up(self, count: u64) -> u64 {

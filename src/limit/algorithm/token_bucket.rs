@@ -115,7 +115,7 @@ pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeReques
         StateChange::Charge(hits) => used.units += used.hits_to_units(hits),
         StateChange::ChargeRejected(hits) => {
             // Rejected hits add up to one period's tokens beyond an empty bucket, and never lower what is used.
-            let max = used.hits_to_units(u64::from(limit.capacity()) + u64::from(limit.requests_per_unit()));
+            let max = used.hits_to_units(limit.capacity() + limit.requests_per_unit());
             used.units = used.units.max(max.min(used.units + used.hits_to_units(hits)));
         }
         StateChange::Refund(hits) => {
@@ -136,9 +136,7 @@ pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeReques
         retry_after_us: if fits { None } else { until_admitted_us(&used, request) },
         delay_us: match effect {
             // Tokens taken in advance are refilled once no more are used than the bucket holds.
-            StateChange::Charge(_) => {
-                clamp_us(used.until_level_falls_us(used.hits_to_units(u64::from(limit.capacity()))))
-            }
+            StateChange::Charge(_) => clamp_us(used.until_level_falls_us(used.hits_to_units(limit.capacity()))),
             StateChange::None | StateChange::ChargeRejected(_) | StateChange::Refund(_) => 0,
         },
         ..ChargeResult::default()

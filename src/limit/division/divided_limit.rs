@@ -36,8 +36,8 @@ impl DividedLimit {
     /// The divided form of a limit.
     pub fn new(limit: &Limit) -> Self {
         let is_bucket = limit.algorithm() == Algorithm::TokenBucket;
-        let hits = u64::from(limit.requests_per_unit());
-        let capacity = if is_bucket { u64::from(limit.capacity()) } else { hits };
+        let hits = limit.requests_per_unit();
+        let capacity = if is_bucket { limit.capacity() } else { hits };
         let period_s = limit.period_us().div_ceil(1_000_000).max(1);
         let mut divided = Self { form: AssignmentForm::Lent, hits, capacity, period_s, algorithm: limit.algorithm() };
         if divided.refill_us() < MAX_RATE_REFILL_US {

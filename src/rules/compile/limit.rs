@@ -387,7 +387,7 @@ fn check_overshoot(
         reader.report_error(overshoot.at, &field_path, "`max_overshoot` without `consistency: eventual`", hint);
     }
     if let Overshoot::Hits(hits) = overshoot.value
-        && hits > spec.requests_per_unit
+        && u64::from(hits) > spec.requests_per_unit
     {
         let message = format!("a `max_overshoot` of {hits} hits is more than 100% of the limit");
         reader.report_error(overshoot.at, &field_path, message, "raise the limit instead");
@@ -418,8 +418,10 @@ fn check_reservation_estimate(
     field_path: &FieldPath<'_>,
 ) {
     let Some(reservations) = written.reservations else { return };
-    let most = spec.bucket_size.unwrap_or(spec.requests_per_unit);
-    if let Some(estimate) = reservations.value.fixed_estimate().filter(|estimate| most > 0 && estimate.get() > most) {
+    let most = spec.bucket_size.map_or(spec.requests_per_unit, u64::from);
+    if let Some(estimate) =
+        reservations.value.fixed_estimate().filter(|estimate| most > 0 && u64::from(estimate.get()) > most)
+    {
         let message = format!("an estimate of {estimate} never fits in {most}, so every request is rejected");
         let field_path = field_path.with_key("reservations");
         reader.report_error(reservations.at, &field_path.with_key("estimate"), message, "lower it, or raise the limit");
@@ -446,6 +448,7 @@ fn report_limit_error(
         LimitError::Meaningless { .. } => "remove it; a leaky_bucket never counts rejected hits",
         LimitError::Zero { .. } => "write a larger number",
         LimitError::LogTooLong { .. } => "write `algorithm: sliding_window_counter`, which keeps two numbers",
+        LimitError::NotAbove32Bits { .. } => "write a smaller number, or count larger units",
         LimitError::NotEventual { .. } | LimitError::NotGlobal { .. } | LimitError::NotReserved { .. } => {
             "remove one of them"
         }

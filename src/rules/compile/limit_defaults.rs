@@ -16,6 +16,7 @@ use super::match_pattern::ExpressionWork;
 use super::memcache;
 use super::options::CompileOptions;
 use crate::limit::algorithm::{Algorithm, CapacityRuleKey, DelayPolicy, RejectedHitsPolicy};
+use crate::limit::charge::clamp_to_u32;
 use crate::limit::period::Period;
 use crate::limit::{Consistency, GlobalScope, Limit, LimitError, LimitSpec, Overshoot, Scope};
 use crate::rules::document::RateLimitEntry;
@@ -199,14 +200,18 @@ impl<'w> LimitKeys<'w> {
             ban: written.ban.map(without_position),
             reservations: written.reservations.map(without_position),
             log_max: options.log_max,
-            ..LimitSpec::new(algorithm, written.concurrent.map_or(written.requests(), without_position), self.period)
+            ..LimitSpec::new(
+                algorithm,
+                written.concurrent.map_or(written.requests(), |streams| streams.value.into()),
+                self.period,
+            )
         }
     }
 
     /// `max_overshoot` of the limit. A default in hits is lowered to the hits of the limit.
     fn overshoot(&self) -> Overshoot {
         let default = || match self.defaults.max_overshoot?.value {
-            Overshoot::Hits(hits) => Some(Overshoot::Hits(hits.min(self.written.requests()).max(1))),
+            Overshoot::Hits(hits) => Some(Overshoot::Hits(hits.min(clamp_to_u32(self.written.requests())).max(1))),
             percent @ Overshoot::MilliPercent(_) => Some(percent),
         };
         let own = self.written.defaultable.max_overshoot.map(without_position);

@@ -94,7 +94,7 @@ pub(super) fn warn_about_limit(
     field_path: &FieldPath<'_>,
 ) {
     let options = scope.options;
-    let each_us = limit.period_us() / u64::from(limit.requests_per_unit().max(1));
+    let each_us = limit.period_us() / limit.requests_per_unit().max(1);
     let longest_us = limit.longest_queue_wait_us();
     let suffices = scope.caller_timeout_us >= longest_us;
     if longest_us.is_some() && each_us > DEFAULT_ENVOY_TIMEOUT_US && !suffices {
@@ -132,7 +132,7 @@ pub(super) fn warn_about_level_that_does_not_share(
 }
 
 /// Smallest `requests_per_unit` that regions can share without a warning; a smaller one is split coarsely.
-const MIN_GLOBAL_HITS_WITHOUT_WARNING: u32 = 1000;
+const MIN_GLOBAL_HITS_WITHOUT_WARNING: u64 = 1000;
 
 /// Shortest period of a limit that regions can share without a warning, in microseconds.
 const MIN_GLOBAL_PERIOD_US_WITHOUT_WARNING: u64 = 60_000_000;

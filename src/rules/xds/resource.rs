@@ -200,7 +200,7 @@ fn convert_descriptor(index: usize, fields: PartlyDecodedDescriptor) -> Descript
 fn convert_policy(policy: RateLimitPolicy) -> RateLimitEntry {
     RateLimitEntry {
         unit: Some(with_unknown_position(unit_name(policy.unit))),
-        requests_per_unit: Some(with_unknown_position(policy.requests_per_unit)),
+        requests_per_unit: Some(with_unknown_position(policy.requests_per_unit.into())),
         unlimited: policy.unlimited,
         name: with_unknown_position(policy.name),
         replaces: policy.replaces.into_iter().map(|replaced| with_unknown_position(replaced.name)).collect(),

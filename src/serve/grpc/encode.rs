@@ -21,6 +21,7 @@ use crate::base::pb::rate_limit_response::{Code, DescriptorStatus, RateLimit, ra
 use crate::base::pb::{HeaderValue, RateLimitResponse};
 use crate::base::text::remove_unprintable;
 use crate::decide::decision::{CurrentLimit, DecideError, Decision, Header, ReportedStatus};
+use crate::limit::charge::clamp_to_u32;
 
 /// Maximum nesting of maps and lists in dynamic metadata; deeper ones are sent as null.
 ///
@@ -92,7 +93,8 @@ fn encode_status(status: &ReportedStatus<'_>) -> DescriptorStatus {
     DescriptorStatus {
         code: encode_code(status.over_limit).into(),
         current_limit: status.current_limit.as_ref().map(encode_current_limit),
-        limit_remaining: status.remaining,
+        // The protocol has 32 bits; headers and pages have all.
+        limit_remaining: clamp_to_u32(status.remaining),
         duration_until_reset: status.until_reset_s.map(encode_duration),
         quota: None,
     }
@@ -102,7 +104,7 @@ fn encode_current_limit(limit: &CurrentLimit<'_>) -> RateLimit {
     let multiplier = limit.period.multiplier();
     RateLimit {
         name: remove_unprintable(limit.name).into_owned(),
-        requests_per_unit: limit.requests_per_unit,
+        requests_per_unit: clamp_to_u32(limit.requests_per_unit),
         unit: limit.period.unit().protobuf_number().unwrap_or(rate_limit::Unit::Unknown as i32),
         unit_multiplier: (multiplier != 1).then_some(multiplier),
     }

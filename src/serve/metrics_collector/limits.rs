@@ -111,7 +111,9 @@ fn emit_configured_limits(rules: &LiveRules, emit: &mut dyn FnMut(Family)) {
 fn build_limit_series(compiled: &CompiledLimit) -> Series {
     let (name, limit) = (compiled.stats.name(), &compiled.limit);
     let consistency = if matches!(limit.consistency(), Consistency::Eventual(_)) { "eventual" } else { "strict" };
-    Series::new(MetricValue::Gauge(f64::from(limit.requests_per_unit())))
+    #[expect(clippy::cast_precision_loss, reason = "limits are at most 2^53 - 1")]
+    let requests_per_unit = limit.requests_per_unit() as f64;
+    Series::new(MetricValue::Gauge(requests_per_unit))
         .with_label("domain", name.domain())
         .with_label("rule", name.as_str())
         .with_label("algorithm", limit.algorithm().to_string())

@@ -558,7 +558,7 @@ fn advise_token_bucket(limit: &Limit, bursts: BurstStats) -> Option<String> {
     let is_short = limit.period_us() <= MAX_BURST_PERIOD_US && limit.requests_per_unit() > 0;
     let is_mostly_bursts = bursts.rejected >= MIN_REJECTED_HITS_FOR_BURSTS && bursts.in_bursts * 2 >= bursts.rejected;
     (!has_bucket && is_short && is_mostly_bursts).then(|| {
-        let bucket_size = u64::from(limit.requests_per_unit()).saturating_add(bursts.largest);
+        let bucket_size = limit.requests_per_unit().saturating_add(bursts.largest);
         format!(
             "{} of {} hits rejected in {KEPT_MINUTES} minutes came in bursts of at most {MAX_BURST_SECONDS} s: `algorithm: \
              token_bucket` with `bucket_size: {bucket_size}` would admit a burst as large as the largest of them, at \

@@ -58,7 +58,7 @@ impl MemcacheKeyScheme {
             .flatten();
         if let Some(window) = shared {
             // A limit above what envoyproxy/ratelimit can read is never shared with it.
-            let is_readable = u64::from(counter.limit.requests_per_unit()) < MAX_ENVOY_RATELIMIT_COUNT;
+            let is_readable = counter.limit.requests_per_unit() < MAX_ENVOY_RATELIMIT_COUNT;
             let max_count = if is_readable { MAX_ENVOY_RATELIMIT_COUNT } else { MAX_COUNT };
             let bytes = hash_if_refused(window.key().clone());
             return Some(CounterKey { bytes, life_s: window.lifetime_s() + LIFETIME_MARGIN_S, max_count });

@@ -151,8 +151,8 @@ impl CounterEntry {
         let empty_at = if result.reset_us > 0 { now.plus_us(result.reset_us) } else { last };
         // Kept at least until its own time is past, because a counter's time never runs backwards.
         self.expires_s = seconds_rounded_up(empty_at.plus_us(beyond_us).max(last));
-        let capacity = u64::from(limit.capacity()).max(1);
-        let left = u64::from(result.remaining).min(capacity);
+        let capacity = limit.capacity().max(1);
+        let left = result.remaining.min(capacity);
         self.used = u8::try_from((capacity - left) * u64::from(FULLY_USED) / capacity).unwrap_or(FULLY_USED);
         let over_us = match result.retry_after_us {
             _ if result.remaining > 0 => 0,

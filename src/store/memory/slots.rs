@@ -253,7 +253,7 @@ impl SlotTables {
     ) -> SmallVec<[SlotCounter<'c>; 1]> {
         let is_freed_by_death = |holder: HolderId, taken: Time| self.holders.is_slot_freed_by_death(holder, taken, now);
         let view = |(index, counter): (usize, &'c Counter<'c>)| {
-            let (key, limit) = (charge.path_hash ^ counter.tag, u64::from(counter.limit.requests_per_unit()));
+            let (key, limit) = (charge.path_hash ^ counter.tag, counter.limit.requests_per_unit());
             let (seats, life_us) = (charge.request.required_hits(), counter.limit.period_us());
             let query = SlotQuery { slot, now, seats, limit, life_us, is_freed_by_death: &is_freed_by_death };
             let mut state = match shard.get_mut(&key) {

@@ -32,8 +32,8 @@ pub(super) fn encode_hold_request(counter: &OwnedCounter, pool: PoolId, request:
     let lasts_us = request.lasts_us.min(MAX_HOLD_US);
     let [first_end, second_end] = next_calendar_window_ends(limit, now.plus_us(lasts_us));
     let numbers = [
-        u64::from(limit.requests_per_unit()),
-        u64::from(limit.capacity()),
+        limit.requests_per_unit(),
+        limit.capacity(),
         u64::from(limit.holds_take_capacity()),
         windows_until_hold_end(limit),
         first_end.as_micros(),

@@ -457,7 +457,7 @@ impl ArgumentEncoder {
 
     fn push_limit(&mut self, counter: &OwnedCounter, wait_word: i64) {
         let limit = counter.limit.limit_for_scripts();
-        self.push(i64::from(limit.requests_per_unit()));
+        self.push(signed_word(limit.requests_per_unit()));
         self.push(signed_word(limit.capacity_for_scripts()));
         self.push(wait_word);
         self.push(encode_flags_word(counter));

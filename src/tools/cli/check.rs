@@ -199,7 +199,7 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
 }
 
 /// Smallest limit per period that is divided without a hint: fewer hits are too few for a handful of proxies.
-const MIN_HITS_DIVIDED_WITHOUT_HINT: u32 = 10;
+const MIN_HITS_DIVIDED_WITHOUT_HINT: u64 = 10;
 
 /// A limit that RLQS does not divide well, and why.
 #[derive(Serialize)]

@@ -165,7 +165,7 @@ pub fn build_limit(asked: &ExistingLimit, period: Period, requests_per_unit: u32
         window: window.filter(|window| properties.follows_calendar && window.applies_to(period)),
         ban: limit.ban(),
         log_max: asked.log_max,
-        ..LimitSpec::new(limit.algorithm(), requests_per_unit, period)
+        ..LimitSpec::new(limit.algorithm(), requests_per_unit.into(), period)
     };
     Limit::new(&spec).ok()
 }

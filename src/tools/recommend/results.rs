@@ -141,13 +141,13 @@ pub struct SmallestLimitResults {
     /// Period.
     pub period: String,
     /// The limit.
-    pub requests_per_unit: u32,
+    pub requests_per_unit: u64,
     /// token_bucket: size of the bucket.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub bucket_size: Option<u32>,
+    pub bucket_size: Option<u64>,
     /// leaky_bucket: size of the queue.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub queue_size: Option<u32>,
+    pub queue_size: Option<u64>,
     /// Keys that it rejects at least once, by replay of their charges.
     pub rejected_keys: u64,
     /// Their share of the keys, 0 to 1.

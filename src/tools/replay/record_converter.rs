@@ -193,7 +193,7 @@ fn convert_plan(record: &DescriptorRecord<'_>) -> Option<RecordedPlan> {
     let limit = record.limits.first().filter(|_| *name == *OWN_LIMIT_NAME);
     let own = limit.and_then(|limit| {
         let period = Period::new(limit.unit, limit.unit_multiplier.unwrap_or(1))?;
-        Some(OwnLimit { requests_per_unit: limit.requests_per_unit, period })
+        Some(OwnLimit { requests_per_unit: u32::try_from(limit.requests_per_unit).ok()?, period })
     });
     Some(RecordedPlan { name, own })
 }

@@ -17,12 +17,12 @@ use crate::decide::log::record::{
     BlockRecord, DecisionRecord, DecisionSource, DescriptorRecord, GlobalScopeRecord, LimitRecord, OverrideRecord,
     RecordedVerdict, RuleRecord,
 };
-use crate::limit::StoreFailurePolicy;
 use crate::limit::algorithm::{Algorithm, HitExpiry};
 use crate::limit::ban::Ban;
 use crate::limit::period::period_in_words;
 use crate::limit::reservation::ReservationPolicy;
 use crate::limit::slot::SlotChange;
+use crate::limit::{MAX_REQUESTS_PER_UNIT, StoreFailurePolicy};
 
 /// Formats a limit: `10 per minute token_bucket, bucket_size 20 (burst)`.
 pub fn format_limit(limit: &LimitRecord<'_>) -> String {
@@ -246,7 +246,7 @@ impl RejectingLimit<'_, '_> {
 
     /// Hits that the limit admits at once.
     fn capacity(&self) -> u64 {
-        u64::from(self.limit.capacity.unwrap_or(self.limit.requests_per_unit))
+        self.limit.capacity.unwrap_or(self.limit.requests_per_unit)
     }
 
     /// Time of the charge by the clock of its counter, in microseconds since the Unix epoch.
@@ -314,7 +314,8 @@ impl RejectingLimit<'_, '_> {
             // Debt of rejected hits stays when the size changes.
             return None;
         }
-        let value = counted.checked_add(self.hits_to_fit()).filter(|value| *value <= u64::from(u32::MAX))?;
+        let most = if self.limit.algorithm == Algorithm::FixedWindow { MAX_REQUESTS_PER_UNIT } else { u32::MAX.into() };
+        let value = counted.checked_add(self.hits_to_fit()).filter(|value| *value <= most)?;
         let key = match self.limit.algorithm {
             Algorithm::Concurrent => "concurrent",
             algorithm => algorithm.properties().capacity.rule_file_key().unwrap_or("requests_per_unit"),

@@ -509,19 +509,22 @@ impl Proxy {
 
 fn limit(algorithm: Algorithm, hits: u32, unit: Unit, bucket: Option<u32>) -> Limit {
     let period = Period::new(unit, 1).expect("one unit is a period");
-    Limit::new(&LimitSpec { bucket_size: bucket, ..LimitSpec::new(algorithm, hits, period) })
+    Limit::new(&LimitSpec { bucket_size: bucket, ..LimitSpec::new(algorithm, hits.into(), period) })
         .expect("the limit is valid")
 }
 
 fn window(hits: u32, seconds: u32) -> Limit {
     let period = Period::new(Unit::Second, seconds).expect("some seconds are a period");
-    Limit::new(&LimitSpec::new(Algorithm::FixedWindow, hits, period)).expect("the limit is valid")
+    Limit::new(&LimitSpec::new(Algorithm::FixedWindow, hits.into(), period)).expect("the limit is valid")
 }
 
 fn bucket(hits: u32, capacity: u32, seconds: u32) -> Limit {
     let period = Period::new(Unit::Second, seconds).expect("some seconds are a period");
-    Limit::new(&LimitSpec { bucket_size: Some(capacity), ..LimitSpec::new(Algorithm::TokenBucket, hits, period) })
-        .expect("the limit is valid")
+    Limit::new(&LimitSpec {
+        bucket_size: Some(capacity),
+        ..LimitSpec::new(Algorithm::TokenBucket, hits.into(), period)
+    })
+    .expect("the limit is valid")
 }
 
 fn run(mut model: Model, seconds: u64) -> Model {
@@ -577,7 +580,7 @@ proptest! {
         seed: u64, hits in 20..400_u32, seconds in 2..19_u32, proxies in 1..6_usize, replicas in 1..4_usize,
     ) {
         let period = Period::new(Unit::Second, seconds).expect("some seconds are a period");
-        let limit = Limit::new(&LimitSpec::new(Algorithm::FixedWindow, hits, period)).expect("the limit is valid");
+        let limit = Limit::new(&LimitSpec::new(Algorithm::FixedWindow, hits.into(), period)).expect("the limit is valid");
         let model = run(Model::new(seed, limit, proxies, replicas), 240);
         let above = model.most_above_bucket(hits.into(), hits.into());
         prop_assert!(above <= 2.0, "{above} above {hits}");

@@ -23,7 +23,7 @@ const SECOND_US: u64 = 1_000_000;
 const HELD: [Algorithm; 3] = [Algorithm::FixedWindow, Algorithm::SlidingWindowCounter, Algorithm::TokenBucket];
 
 fn spec(algorithm: Algorithm, requests_per_unit: u32, unit: Unit) -> LimitSpec {
-    let spec = LimitSpec::new(algorithm, requests_per_unit, Period::new(unit, 1).unwrap());
+    let spec = LimitSpec::new(algorithm, requests_per_unit.into(), Period::new(unit, 1).unwrap());
     LimitSpec { sole: false, count_rejected: None, ..spec }
 }
 

@@ -77,7 +77,7 @@ pub(crate) fn run_case(case: &Case, charge: &mut Driver<'_>) {
             .iter()
             .map(|result| Answer {
                 admitted: result.admitted,
-                remaining: result.remaining,
+                remaining: result.remaining.try_into().unwrap(),
                 retry_after_us: result.retry_after_us,
                 delay_us: result.delay_us,
             })
@@ -497,7 +497,7 @@ fn window(algorithm: Algorithm, requests_per_unit: u32, unit: Unit) -> Limit {
 }
 
 fn limits(algorithm: Algorithm, requests_per_unit: u32, unit: Unit) -> LimitSpec {
-    LimitSpec::new(algorithm, requests_per_unit, Period::new(unit, 1).expect("not too long"))
+    LimitSpec::new(algorithm, requests_per_unit.into(), Period::new(unit, 1).expect("not too long"))
 }
 
 fn limit(limits: LimitSpec) -> Limit {

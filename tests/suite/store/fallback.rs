@@ -53,7 +53,7 @@ impl FallbackCounter {
 
     /// Number of single hits that pass at once.
     fn pass(&self, now: Time) -> u64 {
-        let max_attempts = u64::from(self.limit.capacity()) + 2;
+        let max_attempts = self.limit.capacity() + 2;
         (0..max_attempts).filter(|_| self.charge(Hits::Charge(1), now).admitted).count() as u64
     }
 
@@ -69,7 +69,7 @@ fn limit(algorithm: Algorithm, requests_per_unit: u32, capacity: u32, unit: Unit
         bucket_size: (algorithm == Algorithm::TokenBucket).then_some(capacity),
         queue_size: (algorithm == Algorithm::LeakyBucket).then_some(capacity),
         sole: false,
-        ..LimitSpec::new(algorithm, requests_per_unit, Period::new(unit, 1).unwrap())
+        ..LimitSpec::new(algorithm, requests_per_unit.into(), Period::new(unit, 1).unwrap())
     };
     Limit::new(&terms).unwrap()
 }
@@ -107,7 +107,7 @@ proptest! {
     #[test]
     fn burst_admits_at_most_the_share(limit in any_limit(&Algorithm::ALL), replicas in 1..100_u32) {
         let counter = FallbackCounter::new(limit, replicas);
-        let share = u64::from((limit.capacity() / replicas).max(1));
+        let share = (limit.capacity() / u64::from(replicas)).max(1);
         // Requests of a leaky bucket that must wait are rejected here: the caller does not wait.
         let share = if limit.algorithm() == Algorithm::LeakyBucket { 1 } else { share };
         prop_assert_eq!(counter.pass(MIDNIGHT), share);
@@ -128,7 +128,7 @@ proptest! {
             .filter(|(step, hits)| counter.charge(Hits::Charge(*hits), at(*step)).admitted)
             .map(|(_, hits)| hits)
             .sum();
-        prop_assert!(passed <= u64::from((limit.requests_per_unit() / replicas).max(1)), "{passed} passed");
+        prop_assert!(passed <= (limit.requests_per_unit() / u64::from(replicas)).max(1), "{passed} passed");
     }
 
     #[test]
@@ -140,7 +140,7 @@ proptest! {
         let (state, now) = charged(&limit, &charges);
         let counter = FallbackCounter::new(limit, replicas);
         counter.remember(b"ann", &state, now);
-        let left = u64::from(limit.capacity()).saturating_sub(used(&limit, &state, now));
+        let left = limit.capacity().saturating_sub(used(&limit, &state, now));
         let passed = counter.pass(now);
         prop_assert!(passed <= left.div_ceil(replicas.into()), "{passed} of {left} passed");
     }
@@ -156,7 +156,7 @@ proptest! {
         let counter = FallbackCounter::new(limit, replicas);
         counter.remember(b"ann", &state, now);
         let then = now.plus_us(limit.period_us() * later / 1000);
-        let left = u64::from(limit.requests_per_unit()).saturating_sub(used(&limit, &state, then));
+        let left = limit.requests_per_unit().saturating_sub(used(&limit, &state, then));
         prop_assert!(counter.pass(then) <= left.div_ceil(replicas.into()));
     }
 

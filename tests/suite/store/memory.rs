@@ -33,7 +33,7 @@ const HOUR_US: u64 = 3_600 * SECOND_US;
 const SMALLEST: u64 = 256 * 1024;
 
 fn spec(algorithm: Algorithm, requests_per_unit: u32, unit: Unit) -> LimitSpec {
-    LimitSpec::new(algorithm, requests_per_unit, Period::new(unit, 1).unwrap())
+    LimitSpec::new(algorithm, requests_per_unit.into(), Period::new(unit, 1).unwrap())
 }
 
 /// A limit that this many concurrent hits exhaust; a leaky bucket delays them.

@@ -169,6 +169,7 @@ on_memcache_too![
     rejected_hits_count_until_the_window_ends,
     counter_outlives_a_change_of_its_rule,
     stop_cache_key_increment_spares_a_fixed_window,
+    limit_above_32_bits_is_exact,
 ];
 
 mod of_time {
@@ -240,6 +241,61 @@ fn charge_refund_and_peek_report_what_remains(store: &StoreUnderTest) {
             ),
         ],
     );
+}
+
+fn limit_above_32_bits_is_exact(store: &StoreUnderTest) {
+    let most = (1_u64 << 53) - 1;
+    let service = store.service(
+        &[("LIMIT_RESPONSE_HEADERS_ENABLED", "true"), ("TOLLKEEPER_POLICY_HEADERS", "true")],
+        &format!(
+            "descriptors:
+  - key: most
+    over_limit_body: '%LIMIT% %REMAINING%'
+    rate_limit: {{unit: hour, requests_per_unit: {most}, name: most}}
+  - {{key: budget, rate_limit: {{unit: month, requests_per_unit: 30000000000}}}}
+  - {{key: small, rate_limit: {{unit: hour, requests_per_unit: 10}}}}"
+        ),
+    );
+    let headers = |left: u64, wait_s: Option<u64>| {
+        let (retry, seconds) = (wait_s.map(|wait_s| format!(" Retry-After: {wait_s}")).unwrap_or_default(), 3600);
+        format!(
+            "RateLimit-Limit: {most} RateLimit-Remaining: {left} RateLimit-Reset: {seconds}{retry} \
+             RateLimit-Policy: \"most\";q={most};w=3600 RateLimit: \"most\";r={left};t={seconds}"
+        )
+    };
+    // The protocol has 32 bits; headers and the body have all.
+    let passes = |left: u64| {
+        let shown = left.min(u32::MAX.into());
+        format!("OK [OK most: 4294967295/HOUR left {shown} in 3600 s] {}", headers(left, None))
+    };
+    let rejection = format!("OVER [OVER most: 4294967295/HOUR left 0 in 3600 s] {}", headers(0, Some(3600)));
+    let charge = |hits: u64| shop_request("most").hits(hits);
+    for (request, expected) in [
+        (charge(most - 5_000_000_000), passes(5_000_000_000)),
+        (charge(0), passes(5_000_000_000)),
+        (charge(4_999_999_999), passes(1)),
+        (charge(1), passes(0)),
+        (shop_request("most").refund(2), passes(2)),
+        // Rejected hits count, here as elsewhere.
+        (charge(3), rejection.clone()),
+        (shop_request("most").refund(u64::MAX), passes(most - 1)),
+        (charge(u64::MAX), rejection.clone()),
+        (shop_request("most").refund(u64::MAX), passes(most - 1)),
+        (charge(most - 1), passes(0)),
+    ] {
+        assert_eq!(decide(&service, &request).text(), expected, "{request:?}");
+    }
+    assert_eq!(decide(&service, &charge(1)).response.raw_body, format!("{most} 0").into_bytes());
+    let month = |hits| decide(&service, &shop_request("budget").hits(hits)).over_limit();
+    assert_eq!([29_999_999_999, 2, 1, 1].map(month), [false, true, true, true], "rejected hits count");
+    let month = |hits| decide(&service, &shop_request("budget=b").hits(hits)).over_limit();
+    assert_eq!([29_999_999_999, 1, 1].map(month), [false, false, true]);
+    // Below 2^32 a request has 2^32 hits at most, so that an equal refund gives back as much.
+    let small = |request| decide(&service, &request).text().split(" Rate").next().unwrap().to_owned();
+    let k = || shop_request("small");
+    assert_eq!(small(k().hits(4)), "OK [OK 10/HOUR left 6 in 3600 s]");
+    assert_eq!(small(k().hits(u64::MAX)), "OVER [OVER 10/HOUR left 0 in 3600 s]");
+    assert_eq!(small(k().refund(u64::MAX)), "OK [OK 10/HOUR left 6 in 3600 s]");
 }
 
 fn concurrent_charges_admit_exactly_the_limit(store: &StoreUnderTest) {

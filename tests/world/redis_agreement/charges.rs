@@ -17,7 +17,7 @@ use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::reservation::{ReservationPolicy, UnsettledPolicy};
 use tollkeeper::limit::slot::{HolderId, SlotAction, SlotId, SlotToken, SlotUse};
 use tollkeeper::limit::window::WindowSpec;
-use tollkeeper::limit::{GlobalScope, Limit, LimitSpec, RegionLossPolicy, Scope};
+use tollkeeper::limit::{GlobalScope, Limit, LimitSpec, MAX_REQUESTS_PER_UNIT, RegionLossPolicy, Scope};
 use tollkeeper::store::charge::{OwnedCharge, OwnedCounter};
 use tollkeeper::store::holders::SlotHolderTable;
 use tollkeeper::store::redis::eventual::{LeaseArguments, LeasePurpose, OwnLease, StoredLease, build_full_refund};
@@ -141,9 +141,9 @@ fn random_counters(calls: &mut ScriptCalls, extra: Extra, place: u64) -> [OwnedC
     loop {
         let spec = random_spec(calls, extra, place);
         let is_region = extra == Extra::Regions && place < 2;
-        let requests = 1 + calls.chance.below(u64::from(spec.requests_per_unit) + 5);
+        let requests = 1 + calls.chance.below(spec.requests_per_unit + 5);
         let changed = LimitSpec {
-            requests_per_unit: u32::try_from(requests).expect("few requests"),
+            requests_per_unit: requests,
             period: if calls.chance.one_in(3) { random_period(calls) } else { spec.period },
             ..spec
         };
@@ -181,7 +181,10 @@ fn random_spec(calls: &mut ScriptCalls, extra: Extra, place: u64) -> LimitSpec {
         }
         _ => chance.pick(&Algorithm::ALL),
     };
-    let requests = if chance.one_in(20) { 0 } else { chance.pick(&[few, few, many]) };
+    let requests = if chance.one_in(20) { 0 } else { chance.pick(&[few, few, many]).into() };
+    let is_large = algorithm == Algorithm::FixedWindow && !is_region && chance.one_in(4);
+    let large = chance.pick(&[MAX_REQUESTS_PER_UNIT - u64::from(few), (1 << 32) + u64::from(few)]);
+    let requests = if is_large { large } else { requests };
     let ban = chance.pick(&[1_000_000, 60_000_000, 5_000_000_000]);
     let ban = Ban::new(ban, few.min(4)).map(|ban| ban.with_count_of_peeks(chance.one_in(2)));
     let unsettled = chance.pick(&[UnsettledPolicy::Keep, UnsettledPolicy::Return]);
@@ -245,7 +248,7 @@ impl ScriptCalls {
 
     fn random_charge(&mut self, descriptor: &Descriptor, has_slot: bool) -> OwnedCharge {
         let counters = descriptor.owned_counters(self);
-        let requests = u64::from(counters[0].limit.requests_per_unit());
+        let requests = counters[0].limit.requests_per_unit();
         let hits = match self.chance.below(10) {
             0 if !has_slot => Hits::Peek,
             1 | 2 if !has_slot => Hits::Refund(self.chance.pick(&[1, 2, requests.max(1), 1 << 40])),
@@ -367,13 +370,13 @@ impl ScriptCalls {
         let calendar = limit.counting_method() == CountingMethod::CalendarWindow || limit.follows_calendar_months();
         let window_end = |after: u64| if calendar { self.now().as_micros() + after * 40_000_000_000 } else { 0 };
         let ends = [window_end(1), window_end(2)];
-        let requests = u64::from(limit.requests_per_unit());
+        let requests = limit.requests_per_unit();
         let used = self.chance.pick(&[0, 0, 1, 3, requests]);
         let wanted = [self.chance.below(requests + 3), self.chance.pick(&[0, 1, 4, 20])];
         let lasts_us = self.chance.pick(&[0, 1_000_000, 100_000_000, 3_600_000_000]);
         let numbers = [
             requests,
-            u64::from(limit.capacity()),
+            limit.capacity(),
             u64::from(windows == 0),
             windows,
             ends[0],
@@ -385,7 +388,7 @@ impl ScriptCalls {
             self.chance.below(10),
             self.chance.below(4),
             self.chance.below(4),
-            u64::from(limit.capacity()),
+            limit.capacity(),
             1 + 2 * u64::from(limit.counts_rejected_hits()),
         ];
         numbers.iter().for_each(|number| argument.extend_from_slice(&number.to_le_bytes()));

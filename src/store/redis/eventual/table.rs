@@ -397,7 +397,7 @@ impl EventualEntry {
         let remaining =
             counters.iter().zip(&self.states).map(|(OwnedCounter { limit, shadow, .. }, state)| match shadow {
                 true => u64::MAX,
-                false => u64::from(state.clone().charge(limit, now, peek).remaining),
+                false => state.clone().charge(limit, now, peek).remaining,
             });
         let outstanding: u64 = self.leases.iter().map(|lease| lease.left).sum();
         let room = remaining.min().unwrap_or(0).saturating_sub(outstanding);

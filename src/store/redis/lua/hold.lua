@@ -154,7 +154,7 @@ end
 hold, sum_hits, sum_capacity = nil, sum_hits + added_hits, sum_capacity + added_capacity
 if sum_hits + sum_capacity > 0 then
   held_hits, held_capacity = min(sum_hits, 4294967295), min(sum_capacity, 4294967295)
-  held_limit, held_until = full_limit, sum_until
+  held_limit, held_until = min(full_limit, 4294967295), sum_until
   hold = pack('<I4c4I4I4I8', held_hits, 'hold', held_capacity, held_limit, held_until)
 end
 --> write

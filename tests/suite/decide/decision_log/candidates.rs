@@ -16,7 +16,7 @@ const RULES: &str = "descriptors:
 ";
 
 /// Limit, candidate, and admission of each limit of a descriptor.
-fn limits(decision: &DecisionRecord<'_>, descriptor: usize) -> Vec<(u32, bool, bool)> {
+fn limits(decision: &DecisionRecord<'_>, descriptor: usize) -> Vec<(u64, bool, bool)> {
     let limits = &decision.descriptors[descriptor].limits;
     limits.iter().map(|limit| (limit.requests_per_unit, limit.candidate, limit.result.unwrap().admitted)).collect()
 }

@@ -233,7 +233,7 @@ fn a_record_without_optional_fields_is_encoded_as_it_is_serialized() {
             admitted: true,
             before: u64::MAX,
             after: 0,
-            remaining: u32::MAX,
+            remaining: u64::MAX,
             reset_us: 0,
             retry_after_us: None,
             delay_us: 0,

@@ -28,7 +28,7 @@ proptest! {
         let has_debt = scenario.limits.iter().any(Limit::counts_rejected_hits);
         run(&scenario, |state, now| {
             for limit in &scenario.limits {
-                let request = ChargeRequest::new(Hits::Charge(hits.min(limit.capacity().into()).max(1)), 0);
+                let request = ChargeRequest::new(Hits::Charge(hits.min(limit.capacity()).max(1)), 0);
                 let waits = wait_us(&state.clone().charge(limit, now, request));
                 let exhausted = wait_us(&exhausted(limit, has_debt, now).charge(limit, now, request));
                 prop_assert!(waits <= exhausted, "{waits:?} us for {request:?} under {limit:?}, exhausted {exhausted:?}");
@@ -40,7 +40,7 @@ proptest! {
     #[test]
     fn limits_in_turn_admit_no_more_in_a_period_than_the_largest(scenario in scenario(ALTERNATING)) {
         let passed = run(&scenario, |_, _| Ok(()))?;
-        let most = |of: fn(&Limit) -> u32| scenario.limits.iter().map(of).max().map_or(0, u128::from);
+        let most = |of: fn(&Limit) -> u64| scenario.limits.iter().map(of).max().map_or(0, u128::from);
         let (capacity, rate) = (most(Limit::capacity), most(Limit::requests_per_unit));
         let period = u128::from(scenario.limits[0].period_us());
         for (index, &(first, _)) in passed.iter().enumerate() {
@@ -88,12 +88,12 @@ fn run(
 /// State of a counter that admitted all at `now`, and with `debt` rejected as much as counts.
 fn exhausted(limit: &Limit, debt: bool, now: Time) -> State {
     let mut state = State::empty(limit.algorithm());
-    let whole = ChargeRequest::new(Hits::Charge(limit.capacity().into()), u64::MAX);
+    let whole = ChargeRequest::new(Hits::Charge(limit.capacity()), u64::MAX);
     assert!(limit.requests_per_unit() == 0 || state.charge(limit, now, whole).admitted);
     if debt && limit.algorithm() != Algorithm::LeakyBucket {
         let counting = Limit::new(&LimitSpec {
             bucket_size: (limit.algorithm() == Algorithm::TokenBucket)
-                .then(|| limit.capacity())
+                .then(|| u32::try_from(limit.capacity()).unwrap())
                 .filter(|size| *size > 0),
             count_rejected: Some(true),
             ..LimitSpec::new(limit.algorithm(), limit.requests_per_unit(), limit.period())

@@ -68,7 +68,7 @@ impl Model {
             admitted,
             before: to_u64(before),
             after: to_u64(after),
-            remaining: u32::try_from(left.max(0)).expect("at most the capacity"),
+            remaining: to_u64(left.max(0)),
             reset_us: to_u64(self.reset(limit, now)),
             retry_after_us: (!admitted && can_ever_pass(limit, request))
                 .then(|| to_u64(first_time(|wait| self.passes(limit, now + wait, request)))),
@@ -292,7 +292,7 @@ pub(crate) fn can_ever_pass(limit: &Limit, request: ChargeRequest) -> bool {
         Hits::Refund(_) => true,
         Hits::Peek if limit.algorithm() == Algorithm::FixedWindow && limit.counts_rejected_hits() => true,
         Hits::Peek => limit.requests_per_unit() > 0,
-        Hits::Charge(hits) => limit.requests_per_unit() > 0 && hits <= u64::from(limit.capacity()),
+        Hits::Charge(hits) => limit.requests_per_unit() > 0 && hits <= limit.capacity(),
     }
 }
 

@@ -122,7 +122,7 @@ proptest! {
         scenario.run(|limit, now, request| {
             let result = state.charge(limit, now, request);
             if limit.counts_rejected_hits() && limit.requests_per_unit() > 0 {
-                let all = Hits::Charge(u64::from(limit.capacity()));
+                let all = Hits::Charge(limit.capacity());
                 let mut spent = State::empty(limit.algorithm());
                 spent.charge(limit, now, ChargeRequest::new(all, 0));
                 let owed = ChargeRequest::new(Hits::Charge(MAX_HITS), 0);
@@ -185,7 +185,7 @@ fn before(end: u64, probes: [u64; 4]) -> impl Iterator<Item = u64> {
 fn forgiving(limit: &Limit) -> Limit {
     let token = limit.algorithm() == Algorithm::TokenBucket;
     Limit::new(&LimitSpec {
-        bucket_size: token.then_some(limit.capacity()),
+        bucket_size: token.then_some(limit.capacity().try_into().unwrap()),
         count_rejected: Some(false),
         calendar_months: limit.follows_calendar_months(),
         ..LimitSpec::new(limit.algorithm(), limit.requests_per_unit(), limit.period())

@@ -11,7 +11,7 @@ use tollkeeper::limit::{Limit, LimitSpec};
 const NOW: Time = Time::from_secs(1_750_000_000);
 
 fn spec(algorithm: Algorithm, requests_per_unit: u32, unit: Unit) -> LimitSpec {
-    LimitSpec::new(algorithm, requests_per_unit, Period::new(unit, 1).expect("not too long"))
+    LimitSpec::new(algorithm, requests_per_unit.into(), Period::new(unit, 1).expect("not too long"))
 }
 
 fn limit(spec: LimitSpec) -> Limit {

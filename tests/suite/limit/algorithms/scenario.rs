@@ -13,7 +13,7 @@ use tollkeeper::limit::algorithm::state::State;
 use tollkeeper::limit::charge::{ChargeRequest, ChargeResult};
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::{Hits, MAX_HITS};
-use tollkeeper::limit::{DEFAULT_MAX_SLIDING_LOG_HITS, Limit, LimitSpec};
+use tollkeeper::limit::{DEFAULT_MAX_SLIDING_LOG_HITS, Limit, LimitSpec, MAX_REQUESTS_PER_UNIT};
 
 /// Configuration of the properties: `PROPTEST_CASES` cases; failed seeds are kept beside the source.
 pub(crate) fn config() -> ProptestConfig {
@@ -161,10 +161,12 @@ pub(crate) fn limit(algorithm: Algorithm, period: Period, calendar_months: bool)
     let size = proptest::option::of(count().prop_map(|size| size.max(1)));
     let wait = prop_oneof![0..10_u64, 0..100_000_000_u64, Just(u64::MAX)];
     let options = (size, proptest::option::of(wait), any::<Option<bool>>(), any::<bool>());
-    (count(), options).prop_map(move |(requests_per_unit, (size, max_wait_us, count_rejected, sole))| {
+    let above_32_bits = prop_oneof![1 << 32..=MAX_REQUESTS_PER_UNIT, Just(MAX_REQUESTS_PER_UNIT)];
+    let above_32_bits = proptest::option::weighted(0.2, above_32_bits);
+    (count(), above_32_bits, options).prop_map(move |(requests, above_32_bits, options)| {
+        let (size, max_wait_us, count_rejected, sole) = options;
         let token = algorithm == Algorithm::TokenBucket;
         let leaky = algorithm == Algorithm::LeakyBucket;
-        let log = algorithm == Algorithm::SlidingWindowLog;
         Limit::new(&LimitSpec {
             bucket_size: size.filter(|_| token),
             queue_size: size.filter(|_| leaky),
@@ -174,7 +176,11 @@ pub(crate) fn limit(algorithm: Algorithm, period: Period, calendar_months: bool)
             calendar_months,
             ..LimitSpec::new(
                 algorithm,
-                if log { requests_per_unit.min(DEFAULT_MAX_SLIDING_LOG_HITS) } else { requests_per_unit },
+                match algorithm {
+                    Algorithm::SlidingWindowLog => requests.min(DEFAULT_MAX_SLIDING_LOG_HITS).into(),
+                    Algorithm::FixedWindow => above_32_bits.unwrap_or(requests.into()),
+                    _ => requests.into(),
+                },
                 period,
             )
         })
@@ -290,7 +296,7 @@ impl Jump {
 
 impl Amount {
     pub(crate) fn of(self, limit: &Limit) -> Hits {
-        let capacity = u64::from(limit.capacity());
+        let capacity = limit.capacity();
         match self {
             Self::Peek => Hits::Peek,
             Self::Few(hits) => Hits::Charge(hits),
@@ -316,7 +322,7 @@ impl MaxDelay {
 
 /// Time for one hit to drain, in microseconds, rounded up.
 fn hit_us(limit: &Limit) -> u64 {
-    limit.period_us().div_ceil(u64::from(limit.requests_per_unit().max(1)))
+    limit.period_us().div_ceil(limit.requests_per_unit().max(1))
 }
 
 /// Time at which hits were last counted.

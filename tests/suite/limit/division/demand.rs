@@ -26,7 +26,7 @@ fn generate_request_times(pattern: Pattern, limit: &Limit, seconds: f64, random:
     let is_second = limit.period_us() == 1_000_000;
     // The bucket starts with the hits of a minute more.
     let factor = if !is_second && limit.algorithm() == Algorithm::TokenBucket { 2.0 } else { 1.0 };
-    let rate = 1.4 * factor * f64::from(limit.requests_per_unit()) * 1e6 / limit.period_us() as f64;
+    let rate = 1.4 * factor * limit.requests_per_unit() as f64 * 1e6 / limit.period_us() as f64;
     let mut exponential = |mean: f64| -mean * (1.0 - random.random::<f64>()).ln();
     let mut requests = Vec::new();
     if pattern == Pattern::Bursty {
@@ -243,7 +243,7 @@ fn decisions_over_rls_get_their_part() {
         .flat_map(|unit| [Algorithm::FixedWindow, Algorithm::TokenBucket].map(|algorithm| (unit, algorithm)))
     {
         let limit = bench_limit(unit, algorithm);
-        let half = 7 * u64::from(limit.requests_per_unit()) * 1_000_000 / limit.period_us() / 10;
+        let half = 7 * limit.requests_per_unit() * 1_000_000 / limit.period_us() / 10;
         let mut model = Model { faults: false, rls_per_s: half, ..Model::new(3, limit, 2, 1) };
         model.proxies.iter_mut().for_each(|proxy| proxy.demand_per_s = half / 2);
         (0..130 * 1_000_000 / STEP_US).for_each(|_| model.step());

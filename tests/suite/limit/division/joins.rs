@@ -23,7 +23,7 @@ impl Contention {
     fn new(hits: u32, seconds: u32, proxies: usize, is_bucket: bool) -> Self {
         let period = Period::new(Unit::Second, seconds).expect("some seconds are a period");
         let algorithm = if is_bucket { Algorithm::TokenBucket } else { Algorithm::FixedWindow };
-        let limit = Limit::new(&LimitSpec::new(algorithm, hits, period)).expect("the limit is valid");
+        let limit = Limit::new(&LimitSpec::new(algorithm, hits.into(), period)).expect("the limit is valid");
         let mut contention = Self::of(7, limit, proxies);
         contention.model.proxies[0].demand_per_s = u64::from(hits * 2 / seconds);
         contention
@@ -92,7 +92,7 @@ impl Contention {
 }
 
 fn limit_of(model: &Model) -> u64 {
-    model.limit.requests_per_unit().into()
+    model.limit.requests_per_unit()
 }
 
 /// Adds a proxy that asks once in 5 s.
@@ -161,7 +161,8 @@ fn newcomer_among_proxies_that_all_want_more_gets_a_share() {
 fn replica_whose_load_moved_away_gives_its_hold_back() {
     for (hits, seconds) in LIMITS {
         let period = Period::new(Unit::Second, seconds).expect("some seconds are a period");
-        let limit = Limit::new(&LimitSpec::new(Algorithm::FixedWindow, hits, period)).expect("the limit is valid");
+        let limit =
+            Limit::new(&LimitSpec::new(Algorithm::FixedWindow, hits.into(), period)).expect("the limit is valid");
         let mut model = Model { faults: false, has_late_reports: true, ..Model::new(7, limit, 0, 2) };
         (0..6).for_each(|_| add_proxy(&mut model));
         (0..6).for_each(|index| model.proxies[index].replica = Some(index % 2));

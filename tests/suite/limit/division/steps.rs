@@ -636,7 +636,7 @@ fn another_interval_comes_with_other_tokens() {
         let limit = |hits: u64, seconds: u64| {
             let period = Period::new(Unit::Second, u32::try_from(seconds).expect("few")).expect("a period");
             let hits = u32::try_from(hits).expect("few");
-            DividedLimit::new(&Limit::new(&LimitSpec::new(Algorithm::FixedWindow, hits, period)).expect("valid"))
+            DividedLimit::new(&Limit::new(&LimitSpec::new(Algorithm::FixedWindow, hits.into(), period)).expect("valid"))
         };
         [limit(first, 1), limit(second, 10)]
     };

@@ -233,7 +233,7 @@ impl World {
 
     /// Checks the admitted hits against the reference.
     fn check(&self) -> TestCaseResult {
-        let (period_us, most) = (self.limit.period_us(), u64::from(self.limit.requests_per_unit()));
+        let (period_us, most) = (self.limit.period_us(), self.limit.requests_per_unit());
         let index = |at: Time| at.as_micros() / period_us;
         let (mut window, mut current, mut previous) = (0, 0_u64, 0_u64);
         let (mut level, mut last) = (0_u128, Time::default());

@@ -44,7 +44,7 @@ type Call<'c, T> = Pin<Box<dyn Future<Output = T> + Send + 'c>>;
 fn limit(algorithm: Algorithm, requests_per_unit: u32) -> Limit {
     Limit::new(&LimitSpec {
         sole: false,
-        ..LimitSpec::new(algorithm, requests_per_unit, Period::new(Unit::Year, 1).unwrap())
+        ..LimitSpec::new(algorithm, requests_per_unit.into(), Period::new(Unit::Year, 1).unwrap())
     })
     .unwrap()
 }
@@ -156,7 +156,7 @@ fn a_limit((algorithm, unit): (Algorithm, Unit)) -> impl Strategy<Value = (Limit
                 max_wait_us: max_wait_us.filter(|_| leaky || token),
                 count_rejected: count_rejected.filter(|_| !leaky),
                 sole: false,
-                ..LimitSpec::new(algorithm, requests_per_unit, Period::new(unit, 1).unwrap())
+                ..LimitSpec::new(algorithm, requests_per_unit.into(), Period::new(unit, 1).unwrap())
             };
             (Limit::new(&terms).unwrap(), enforced)
         })

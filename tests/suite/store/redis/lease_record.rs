@@ -59,7 +59,7 @@ fn counters() -> impl Strategy<Value = Vec<OwnedCounter>> {
         [Algorithm::TokenBucket, Algorithm::FixedWindow, Algorithm::SlidingWindowLog, Algorithm::SlidingWindowCounter];
     let counter = (proptest::sample::select(&ALGORITHMS[..]), 1..200_u32, 1..5_u32, proptest::bool::weighted(0.8));
     let counter = counter.prop_map(|(algorithm, requests, seconds, enforced)| {
-        let spec = LimitSpec::new(algorithm, requests, Period::new(Unit::Second, seconds).unwrap());
+        let spec = LimitSpec::new(algorithm, requests.into(), Period::new(Unit::Second, seconds).unwrap());
         let limit = Limit::new(&LimitSpec { count_rejected: Some(false), ..spec }).unwrap();
         OwnedCounter { limit, shadow: !enforced, quota: false, tag: 0 }
     });

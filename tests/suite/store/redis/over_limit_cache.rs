@@ -28,7 +28,7 @@ const SECOND_US: u64 = 1_000_000;
 const ID: u128 = 7 << 64 | 9;
 
 fn terms(algorithm: Algorithm, requests_per_unit: u32, unit: Unit) -> LimitSpec {
-    LimitSpec { sole: false, ..LimitSpec::new(algorithm, requests_per_unit, Period::new(unit, 1).unwrap()) }
+    LimitSpec { sole: false, ..LimitSpec::new(algorithm, requests_per_unit.into(), Period::new(unit, 1).unwrap()) }
 }
 
 /// Limit that does not count rejected hits.

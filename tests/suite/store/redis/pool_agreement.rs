@@ -143,7 +143,7 @@ impl LimitNumbers {
         });
         let scope = is_global.then_some(scope);
         let requests = if algorithm == Algorithm::SlidingWindowLog { self.requests.min(300) } else { self.requests };
-        let spec = LimitSpec { scope, ..LimitSpec::new(algorithm, requests, period) };
+        let spec = LimitSpec { scope, ..LimitSpec::new(algorithm, requests.into(), period) };
         let connection = if self.is_cut_off { RegionConnection::CutOff } else { RegionConnection::Connected };
         Limit::new(&spec).ok().map(|limit| limit.as_counted_in_region(connection))
     }
@@ -190,7 +190,7 @@ fn step() -> impl Strategy<Value = Step> {
 impl Step {
     fn charges(&self, keys: &[[OwnedCounter; 2]], now: Time) -> impl Iterator<Item = OwnedCharge> + use<> {
         let counters: SmallVec<[_; 1]> = keys.iter().map(|counters| counters[usize::from(self.changed_rule)]).collect();
-        let requests = u64::from(counters[0].limit.requests_per_unit());
+        let requests = counters[0].limit.requests_per_unit();
         let hits = match self.amount {
             StepAmount::Peek => Hits::Peek,
             StepAmount::Few(hits) => Hits::Charge(hits),
@@ -209,7 +209,7 @@ impl Change {
     /// Changes a pool in Redis and here, and compares them.
     #[expect(clippy::too_many_arguments, reason = "the arguments of one change")]
     fn apply(self, redis: &mut Redis, key: &str, limit: &Limit, pool: &mut RegionPool, now: Time) -> TestCaseResult {
-        let part = |hundredths: u64| u64::from(limit.requests_per_unit()) * hundredths / 100;
+        let part = |hundredths: u64| limit.requests_per_unit() * hundredths / 100;
         let span = |thousandths: u64| limit.period_us() / 1000 * thousandths;
         let mut expected = *pool;
         let (argument, is_taken) = match self {

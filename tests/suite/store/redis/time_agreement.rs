@@ -118,7 +118,7 @@ fn key() -> impl Strategy<Value = Vec<(Limit, bool)>> {
                     window: window.map(|window| window[place]),
                     ban,
                     count_rejected: Some(counted && algorithm != Algorithm::LeakyBucket),
-                    ..LimitSpec::new(algorithm, requests, period)
+                    ..LimitSpec::new(algorithm, requests.into(), period)
                 };
                 (Limit::new(&spec).unwrap(), enforced)
             };

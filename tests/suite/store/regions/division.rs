@@ -29,7 +29,7 @@ fn global(regions: u16) -> GlobalScope {
 
 fn spec(algorithm: Algorithm, requests: u32, scope: GlobalScope) -> LimitSpec {
     let minute = Period::new(Unit::Minute, 1).unwrap();
-    LimitSpec { scope: Some(Scope::Global(scope)), ..LimitSpec::new(algorithm, requests, minute) }
+    LimitSpec { scope: Some(Scope::Global(scope)), ..LimitSpec::new(algorithm, requests.into(), minute) }
 }
 
 fn with_charge<T>(limit: &Limit, hits: u64, then: impl FnOnce(&Charge<'_>) -> T) -> T {
@@ -58,9 +58,9 @@ proptest! {
         let n = u64::from(regions);
         let sum = |own: u32, granted: u32| n * u64::from(own) + u64::from(granted);
         let is_zero = requests == 0;
-        prop_assert_eq!(sum(limit.region_reserve(), limit.max_granted_hits()), u64::from(requests));
-        let capacity = if is_zero { 0 } else { u64::from(limit.capacity()) };
-        prop_assert_eq!(sum(limit.region_capacity(), limit.max_granted_capacity()), capacity);
+        prop_assert_eq!(sum(limit.region_reserve().try_into().unwrap(), limit.max_granted_hits().try_into().unwrap()), u64::from(requests));
+        let capacity = if is_zero { 0 } else { limit.capacity() };
+        prop_assert_eq!(sum(limit.region_capacity().try_into().unwrap(), limit.max_granted_capacity().try_into().unwrap()), capacity);
         prop_assert!(is_zero || limit.region_reserve() > 0 && limit.region_capacity() > 0);
         // In thousandths of a hit; a span meets two allowances, and a bucket refills too.
         let overshoot = u64::from(requests) * u64::from(overshoot) / 100;
@@ -80,7 +80,7 @@ fn part_of_a_cut_off_region_follows_the_policy() {
         (RegionLossPolicy::Share, 6, 56),
         (RegionLossPolicy::Local, 500, 500),
         (RegionLossPolicy::Deny, 0, 50),
-        (RegionLossPolicy::Allow, 1 << 40, u32::MAX),
+        (RegionLossPolicy::Allow, 1 << 40, u32::MAX.into()),
     ];
     for (on_region_loss, allowance, part) in policies {
         let scope = GlobalScope { on_region_loss, ..global(2) };

@@ -160,7 +160,7 @@ impl Simulation {
         let scope = Scope::Global(GlobalScope::new(NonZeroU16::new(3).expect("it is positive")));
         let seconds = u32::try_from(shape.period_us / SECOND_US).expect("it is small");
         let period = Period::new(Unit::Second, seconds).expect("it is a period");
-        let spec = LimitSpec { scope: Some(scope), ..LimitSpec::new(algorithm, shape.requests, period) };
+        let spec = LimitSpec { scope: Some(scope), ..LimitSpec::new(algorithm, shape.requests.into(), period) };
         let limit = Limit::new(&spec).expect("the limit is valid");
         let mut clock = || match demand.lost_percent {
             0 => Clock::default(),
@@ -506,7 +506,7 @@ fn lease_whose_charge_opens_a_grant_request_ends_with_the_global_window() {
     let charge = |counter: &mut CounterWithPool, hits| {
         assert!(counter.charge(&limit, now, ChargeRequest::new(Hits::Charge(hits), 0)).admitted, "{hits}");
     };
-    charge(counter, u64::from(limit.region_part().requests_per_unit()));
+    charge(counter, limit.region_part().requests_per_unit());
     let answer = LastAnswer { window_end: now.plus_us(SECOND_US / 4), ..LastAnswer::default() };
     let until = now.plus_us(MINUTE_US);
     counter.pool = RegionPool { last: now, id: 1, left: 500, low: 500, until, answer, ..RegionPool::default() };

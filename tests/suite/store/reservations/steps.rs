@@ -53,7 +53,7 @@ pub(super) fn reserving_limit(kind: Kind, requests: u32, unsettled: UnsettledPol
         reservations,
         calendar_months: kind == Kind::Months,
         window: (kind == Kind::Calendar).then(|| WindowSpec::in_zone(Zone::utc())),
-        ..LimitSpec::new(algorithm, requests, period.unwrap())
+        ..LimitSpec::new(algorithm, requests.into(), period.unwrap())
     };
     Limit::new(&spec).unwrap()
 }

@@ -22,7 +22,7 @@ pub(super) const LEAST_AGE_US: u64 = 2_000_000;
 
 pub(super) fn concurrent_limit(concurrent: u32) -> Limit {
     let period = Period::new(Unit::Second, MAX_DURATION_S).unwrap();
-    Limit::new(&LimitSpec::new(Algorithm::Concurrent, concurrent, period)).unwrap()
+    Limit::new(&LimitSpec::new(Algorithm::Concurrent, concurrent.into(), period)).unwrap()
 }
 
 /// One request to a table.
@@ -166,7 +166,7 @@ fn check_counts(table: &SlotTable, model: &mut Model, now: Time, dead: &BTreeSet
 fn check_numbers(result: &ChargeResult, before: &SlotTable, after: &SlotTable, limit: u32, at: &str) {
     let left = before.used_seats() - u64::from(result.expired_seats);
     assert_eq!((result.before, result.after), (left, after.used_seats()), "{at}");
-    assert_eq!(u64::from(result.remaining), u64::from(limit).saturating_sub(after.used_seats()), "{at}");
+    assert_eq!(result.remaining, u64::from(limit).saturating_sub(after.used_seats()), "{at}");
     assert_eq!(result.reset_us > 0, after.used_seats() > 0, "{at}");
 }
 

@@ -50,11 +50,11 @@ proptest! {
                 let admitted = |number| admits_all(&build_limit(&asked, period, number).unwrap(), &sequence);
                 let admitted: Vec<bool> = (0..=MAX).map(admitted).collect();
                 prop_assert!(admitted.is_sorted(), "{algorithm}: a larger limit rejects more: {admitted:?}");
-                let scanned = admitted.iter().position(|admitted| *admitted).map(|n| u32::try_from(n).unwrap());
+                let scanned = admitted.iter().position(|admitted| *admitted).map(|n| u64::try_from(n).unwrap());
                 let demand = LimitDemand { keys: 1, sequences: vec![sequence.clone()], ..LimitDemand::default() };
                 let found = recommend_limits(&demand, &asked, RejectedKeysGoal::Keys(0)).limits;
                 let found = found.first().map(|found| found.limit.requests_per_unit());
-                prop_assert_eq!(found.filter(|number| *number <= MAX), scanned, "{}", algorithm);
+                prop_assert_eq!(found.filter(|number| *number <= MAX.into()), scanned, "{}", algorithm);
             }
         }
     }

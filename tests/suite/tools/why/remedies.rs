@@ -38,7 +38,7 @@ fn traffic() -> impl Strategy<Value = Traffic> {
     let bounds = (proptest::option::of(1_u32..12), proptest::option::of(1_u64..30_000_000), estimate);
     (algorithm, 1_u32..9, bounds, any::<bool>(), requests).prop_map(
         |(algorithm, requests_per_unit, (capacity, max_wait_us, estimate), count_rejected, requests)| {
-            let mut spec = LimitSpec::new(algorithm, requests_per_unit, Period::new(Unit::Minute, 1).unwrap());
+            let mut spec = LimitSpec::new(algorithm, requests_per_unit.into(), Period::new(Unit::Minute, 1).unwrap());
             match algorithm {
                 Algorithm::TokenBucket => spec.bucket_size = capacity,
                 Algorithm::LeakyBucket => spec.queue_size = capacity,
@@ -150,10 +150,9 @@ impl RejectedCharge<'_> {
             match remedy {
                 Remedy::Limit { key, value, delay_us, max_wait_us, .. } => {
                     let set = |spec: &mut LimitSpec, value: u64| {
-                        let value = u32::try_from(value).unwrap();
                         match key {
-                            "bucket_size" => spec.bucket_size = Some(value),
-                            "queue_size" => spec.queue_size = Some(value),
+                            "bucket_size" => spec.bucket_size = Some(u32::try_from(value).unwrap()),
+                            "queue_size" => spec.queue_size = Some(u32::try_from(value).unwrap()),
                             _ => spec.requests_per_unit = value,
                         }
                         spec.max_wait_us = max_wait_us.or(spec.max_wait_us);

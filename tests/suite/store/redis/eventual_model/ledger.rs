@@ -151,9 +151,9 @@ fn in_a_window(limit: &Limit, uses: &[Use]) -> i128 {
 /// larger by what refills during a lease.
 fn check_replay(limit: &Limit, uses: &[Use], adjustments: &[(u64, Adjustment)]) -> Result<(), String> {
     let refilled = if limit.algorithm() == Algorithm::TokenBucket { overshoot(limit) / 2 } else { 0 };
-    let refilled = u32::try_from((refilled + PARTS - 1) / PARTS).unwrap();
+    let refilled = u64::try_from((refilled + PARTS - 1) / PARTS).unwrap();
     let spec = LimitSpec::new(limit.algorithm(), limit.requests_per_unit(), limit.period());
-    let bucket_size = (refilled > 0).then(|| limit.capacity() + refilled);
+    let bucket_size = (refilled > 0).then(|| u32::try_from(limit.capacity() + refilled).unwrap());
     let limit = &if refilled > 0 { Limit::new(&LimitSpec { bucket_size, ..spec }).unwrap() } else { *limit };
     let mut state = State::empty(limit.algorithm());
     let mut adjustments = adjustments.iter().peekable();

@@ -49,7 +49,7 @@ fn calm(limit: Limit, replicas: usize, periods: u64) -> Plan {
 /// Requests of one hit, this many per mille of the limit in each period.
 fn add_requests(plan: &mut Plan, per_mille: u64, chance: &mut Chance) {
     let limit = plan.keys[0][0].limit;
-    let count = u64::from(limit.requests_per_unit()) * per_mille / 1000 * PERIODS;
+    let count = limit.requests_per_unit() * per_mille / 1000 * PERIODS;
     let step = (plan.end - plan.start) / count;
     let arrival =
         |place| Arrival { at: plan.start + place * step + chance.below(step), key: 0, replica: None, hits: 1 };
@@ -112,7 +112,7 @@ fn key_at_one_replica_costs_at_most_one_call_per_request() {
             let limit = limit(LimitSpec::new(algorithm, requests, period), Overshoot::MilliPercent(5_000));
             for pause in [5 * MS, 20 * MS, 60 * MS, 105 * MS, 150 * MS, 400 * MS, 1100 * MS, 1900 * MS, 7 * S] {
                 // Each hit above the limit costs one call to reject.
-                for hits in [1, 5].into_iter().filter(|hits| hits * limit.period_us() / pause < requests.into()) {
+                for hits in [1, 5].into_iter().filter(|hits| hits * limit.period_us() / pause < requests) {
                     check_calls_of_returning_caller(limit, pause, hits);
                 }
             }

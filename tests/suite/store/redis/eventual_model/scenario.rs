@@ -163,7 +163,7 @@ fn small_limit(chance: &mut Chance, algorithm: Algorithm) -> Limit {
     let requests = chance.pick(&[40, 100, 200]);
     let period = Period::new(Unit::Second, chance.pick(&[1, 10])).unwrap();
     let overshoot = chance.pick(&[Overshoot::MilliPercent(50_000), Overshoot::Hits(requests)]);
-    limit(LimitSpec::new(algorithm, requests, period), overshoot)
+    limit(LimitSpec::new(algorithm, requests.into(), period), overshoot)
 }
 
 fn random_limit(chance: &mut Chance, algorithm: Algorithm) -> Limit {
@@ -185,7 +185,7 @@ fn random_limit(chance: &mut Chance, algorithm: Algorithm) -> Limit {
     };
     let bucket_size = chance.pick(&[(requests / 2).max(1), requests, 2 * requests]);
     let bucket_size = (algorithm == Algorithm::TokenBucket).then_some(bucket_size);
-    limit(LimitSpec { bucket_size, ..LimitSpec::new(algorithm, requests, period.unwrap()) }, overshoot)
+    limit(LimitSpec { bucket_size, ..LimitSpec::new(algorithm, requests.into(), period.unwrap()) }, overshoot)
 }
 
 /// Mostly one limit, sometimes two, or one and another in shadow mode.
@@ -268,7 +268,8 @@ impl Plan {
             let changed = |counter: &OwnedCounter| {
                 let limit = counter.limit;
                 let requests = (limit.requests_per_unit() * chance.pick(&[1, 5, 8, 12, 20, 40]) / 10).max(1);
-                let bucket_size = (limit.algorithm() == Algorithm::TokenBucket).then_some(requests);
+                let bucket_size =
+                    (limit.algorithm() == Algorithm::TokenBucket).then(|| u32::try_from(requests).unwrap());
                 let spec = LimitSpec { bucket_size, ..LimitSpec::new(limit.algorithm(), requests, limit.period()) };
                 let overshoot = Overshoot::MilliPercent(chance.pick(&[5_000, 20_000, 50_000]));
                 counted(self::limit(spec, overshoot), !counter.shadow, counter.tag)
@@ -295,7 +296,7 @@ impl Plan {
                 1.. if !chance.one_in(4) => self.arrivals[chance.place(self.arrivals.len())].at + chance.below(50 * MS),
                 _ => chance.between(self.start, self.end),
             };
-            let capacity = u64::from(self.keys[key][0].limit.capacity());
+            let capacity = self.keys[key][0].limit.capacity();
             let adjustment = match chance.below(4) {
                 0 => Adjustment::Refund(chance.between(1, 3)),
                 1 => Adjustment::Refund(chance.between(1, capacity)),
@@ -345,7 +346,7 @@ impl Plan {
 
     fn add_arrivals(&mut self, kind: ScenarioKind, key: usize, chance: &mut Chance) {
         let (keys, limit) = (self.keys.len() as u64, self.keys[key][0].limit);
-        let (period, requests) = (limit.period().micros(), u64::from(limit.requests_per_unit()));
+        let (period, requests) = (limit.period().micros(), limit.requests_per_unit());
         let length = self.end - self.start;
         let count = chance.between(60, 360) / keys + 20;
         let periods = (length / period).max(1);
@@ -405,7 +406,7 @@ impl Plan {
         let again = chance.pick(&[period, period, period - 2 * MS, period / 10 * 9, period / 2]);
         // No other request arrives before.
         self.arrivals.retain(|it| it.at > begin + 2 * period + late);
-        let (requests, replicas) = (u64::from(limit.requests_per_unit()), self.replicas as u64);
+        let (requests, replicas) = (limit.requests_per_unit(), self.replicas as u64);
         for replica in 0..self.replicas {
             let mut add = |at: u64, hits: u64| {
                 self.arrivals.push(Arrival { at, key: 0, replica: Some(replica), hits });
@@ -435,8 +436,8 @@ impl Plan {
         let period = Period::new(Unit::Second, chance.pick(&[1, 10])).unwrap();
         let overshoot = Overshoot::MilliPercent(chance.pick(&[1_000, 5_000, 20_000]));
         let bucket_size = (algorithm == Algorithm::TokenBucket).then_some(requests * chance.pick(&[1, 2]));
-        let limit = limit(LimitSpec { bucket_size, ..LimitSpec::new(algorithm, requests, period) }, overshoot);
-        let (period, capacity) = (period.micros(), u64::from(limit.capacity()));
+        let limit = limit(LimitSpec { bucket_size, ..LimitSpec::new(algorithm, requests.into(), period) }, overshoot);
+        let (period, capacity) = (period.micros(), limit.capacity());
         let returns = chance.pick(&[(0, 0), (0, 30 * MS), (100 * MS, 170 * MS), (700 * MS, S)]);
         let window = 1_700_000_000 * S / period * period;
         let start = window + if chance.one_in(2) { 0 } else { chance.below(period) };

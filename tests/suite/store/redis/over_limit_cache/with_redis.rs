@@ -36,7 +36,8 @@ fn primed(server: &Server, env: &[(&str, &str)]) -> RedisCounters {
 
 /// Limit that counts rejected hits, which is the default of a rule.
 fn plain(requests_per_unit: u32) -> Limit {
-    Limit::new(&LimitSpec::new(Algorithm::FixedWindow, requests_per_unit, Period::new(Unit::Year, 1).unwrap())).unwrap()
+    Limit::new(&LimitSpec::new(Algorithm::FixedWindow, requests_per_unit.into(), Period::new(Unit::Year, 1).unwrap()))
+        .unwrap()
 }
 
 fn charge(counters: &RedisCounters, test_charges: &[TestCharge]) -> Vec<ChargeResults> {
