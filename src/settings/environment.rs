@@ -83,11 +83,12 @@ pub(crate) struct UnknownVariable {
 }
 
 /// Variables of envoyproxy/ratelimit that came later, of its forks, and of Limitador, with what to use instead.
-const FOREIGN_VARIABLES: [(&str, &str); 27] = [
+const FOREIGN_VARIABLES: [(&str, &str); 28] = [
     ("SANITIZE_DESCRIPTOR_METRIC_DOTS", "nothing: a dot in a value shifts no label of Prometheus here"),
     ("ENABLE_NEGATIVE_HITS", "nothing: `is_negative_hits` of a descriptor always refunds"),
     ("MAX_CONCURRENT_REQUESTS", "TOLLKEEPER_MAX_CONCURRENT_REQUESTS"),
     ("REQUEST_TIMEOUT", "`timeout` of Envoy's filter, and TOLLKEEPER_STORE_TIMEOUT"),
+    ("GRPC_MAX_CONCURRENT_STREAMS", "nothing: a connection may have 4096"),
     ("MAX_SLEEPING_ROUTINES", "`queue_size` of a rule with `algorithm: leaky_bucket`"),
     ("REDIS_SENTINEL_MASTER_NAME", "REDIS_URL: the name of the primary, then the sentinels"),
     ("REDIS_PERSECOND_SENTINEL_MASTER_NAME", "REDIS_PERSECOND_URL: the name of the primary, then the sentinels"),

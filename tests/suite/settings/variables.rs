@@ -708,6 +708,7 @@ fn variables_that_nobody_reads_are_named_with_what_to_use() {
         ("ENABLE_NEGATIVE_HITS", Some("`is_negative_hits` of a descriptor always refunds")),
         ("MAX_CONCURRENT_REQUESTS", Some("use TOLLKEEPER_MAX_CONCURRENT_REQUESTS")),
         ("REQUEST_TIMEOUT", Some("use `timeout` of Envoy's filter, and TOLLKEEPER_STORE_TIMEOUT")),
+        ("GRPC_MAX_CONCURRENT_STREAMS", Some("a connection may have 4096")),
         ("MAX_SLEEPING_ROUTINES", Some("use `queue_size` of a rule with `algorithm: leaky_bucket`")),
         ("REDIS_SENTINEL_MASTER_NAME", Some("use REDIS_URL: the name of the primary, then the sentinels")),
         ("REDIS_PASSWORD", Some("use REDIS_AUTH")),
@@ -732,6 +733,25 @@ fn variables_that_nobody_reads_are_named_with_what_to_use() {
     {
         let lines = report_variables([(OsString::from(name), OsString::from(value))].into_iter());
         assert!(lines.iter().all(|line| line.name != name), "{name}: {lines:?}");
+    }
+}
+
+/// Each row of the page has variables that `check --env` names too.
+#[test]
+fn newer_variables_of_envoyproxy_ratelimit_are_on_its_page() {
+    let page = kit::read(&kit::repository("docs/coming-from-envoyproxy-ratelimit.md"));
+    let (_, rest) = page.split_once("Of its newer variables").unwrap();
+    let rows = rest.lines().skip_while(|line| !line.starts_with("|---")).skip(1);
+    let names: Vec<&str> = rows.map_while(|row| row.strip_prefix("| `")?.split('`').next()).collect();
+    assert_eq!(names.len(), 6, "{names:?}");
+    for name in names {
+        let lines = report_variables(os(&[(name, "1")]));
+        let found = lines.iter().find(|line| line.name == name).unwrap_or_else(|| panic!("{name} is not named"));
+        let is_said = match &found.disposition {
+            Disposition::Unknown { fix } => fix.is_some(),
+            disposition => matches!(disposition, Disposition::NoEffect { .. }),
+        };
+        assert!(is_said, "{found:?}");
     }
 }
 

@@ -94,6 +94,13 @@ impl Recipe {
         self.rules = self.rules.replace(from, to);
     }
 
+    /// Changes what Envoy sends, for the traps; panics if the page does not have `from`.
+    pub(super) fn replace_in_envoy(&mut self, from: &str, to: &str) {
+        let text = serde_json::to_string(&self.envoy).expect("what was read can be written");
+        assert!(text.contains(from), "{}: Envoy has no {from:?}", self.heading);
+        self.envoy = serde_json::from_str(&text.replace(from, to)).expect("the change keeps JSON");
+    }
+
     /// Writes the rules, as `DOMAIN.yaml`, and the other files into a directory.
     pub(super) fn write_files(&self, directory: &Path) {
         fs::write(directory.join(format!("{}.yaml", self.domain())), &self.rules).expect("a file can be written");

@@ -1,9 +1,13 @@
 //! Second ways of recipes, and what the first ones leave to other routes.
 
 use std::fs;
+use std::io::Write as _;
+use std::net::TcpStream;
 use std::process::Command;
 use std::thread;
 use std::time::Duration;
+
+use serde_json::json;
 
 use super::page::Recipe;
 use super::{NEW_YEAR, Served, assert_limit, assert_unlimited, simulate, top};
@@ -206,6 +210,14 @@ fn uploads_are_charged_by_their_bytes() {
     }
     assert_eq!(statuses, [200, 200, 200, 429]);
     assert_eq!(upload("bob"), 200);
+
+    // The rejected upload is charged too: 4000 of 10000 bytes an hour are 1440 s more.
+    let wait_s = || {
+        let request = http::post(served.envoy.port(), "/", vec![b'x'; 4000]).header("x-user", "ann");
+        request.send().number("retry-after")
+    };
+    let first = wait_s();
+    wait_for("the second report", || (wait_s() > first + 1000).then_some(()));
 }
 
 #[test]
@@ -256,6 +268,112 @@ fn rejection_speaks_the_language_of_an_api() {
     let message =
         format!("Rate limit reached for team budget: limit 5, remaining 0. Please try again in {retry_after}s.");
     assert_eq!(body["error"]["message"], message);
+}
+
+/// Sends a POST with that many bytes and waits until its report has arrived: `calls` of all requests, rejected ones too.
+fn move_bytes(served: &Served, customer: &str, bytes: usize, calls: u64) -> u16 {
+    let request = http::post(served.envoy.port(), "/", vec![b'x'; bytes]).header("x-customer", customer);
+    let status = request.send().status;
+    wait_for("the report", || (served.envoy.stat("cluster.tollkeeper.upstream_rq_completed") >= calls).then_some(()));
+    status
+}
+
+/// What is left of the customer's quota, by tollkeeper's own answer to a peek.
+fn left(served: &Served, customer: &str) -> u64 {
+    let entry = json!({ "key": "customer", "value": customer });
+    let peek = json!({ "domain": "traffic", "descriptors": [{ "entries": [entry], "hitsAddend": 0 }] });
+    let response = served.tollkeeper.post_json(&peek.to_string());
+    let answer: serde_json::Value = serde_json::from_slice(&response.body).unwrap();
+    answer["statuses"][0]["limitRemaining"].as_u64().unwrap_or(0)
+}
+
+#[test]
+fn bytes_in_both_directions_are_a_quota() {
+    let mut recipe = Recipe::find(40);
+    recipe.replace_in_rules("requests_per_unit: 10485760", "requests_per_unit: 10");
+    let served = Served::start(&recipe);
+    // 5000 bytes and the headers of both directions are 5 or 6 KiB.
+    let statuses = [2, 4, 6].map(|calls| move_bytes(&served, "acme", 5000, calls));
+    assert_eq!(statuses, [200, 200, 429]);
+    assert_eq!(move_bytes(&served, "globex", 5000, 8), 200);
+    // A small request costs 1.
+    assert_eq!(move_bytes(&served, "initech", 1, 10), 200);
+    assert_eq!(left(&served, "initech"), 9);
+}
+
+#[test]
+fn upload_that_breaks_off_is_charged_by_what_came() {
+    let left_after = |format: &str| {
+        let mut recipe = Recipe::find(40);
+        recipe.replace_in_envoy("(request.total_size + response.total_size + 1023) / 1024", format);
+        let upstream = OpenUpstream::start();
+        let served = Served::start_recipe_before(&recipe, &upstream);
+        let mut upload = TcpStream::connect(("127.0.0.1", served.envoy.port())).unwrap();
+        let head = "POST / HTTP/1.1\r\nhost: a\r\nx-customer: acme\r\ncontent-length: 10000000\r\n\r\n";
+        upload.write_all(format!("{head}{}", "x".repeat(5000)).as_bytes()).unwrap();
+        // No answer comes before the end of the body.
+        let sent = || served.envoy.stat("cluster.upstream.upstream_cx_tx_bytes_total");
+        wait_for("the bytes to arrive", || (sent() >= 5000).then_some(()));
+        drop(upload);
+        wait_for("the report", || (served.envoy.stat("cluster.tollkeeper.upstream_rq_completed") >= 2).then_some(()));
+        left(&served, "acme")
+    };
+    assert_eq!(left_after("(request.total_size + response.total_size + 1023) / 1024"), 10_485_760 - 6);
+    assert_eq!(left_after("request.size"), 10_485_760 - 10_000_000);
+}
+
+#[test]
+fn trap_of_a_report_that_envoy_drops() {
+    let used_by = |cost: &str| {
+        let mut recipe = Recipe::find(40);
+        let formula = "%TYPED_CEL((request.total_size + response.total_size + 1023) / 1024)%";
+        recipe.replace_in_envoy(formula, "%REQ(x-cost)%");
+        recipe.replace_in_rules("requests_per_unit: 10485760", "requests_per_unit: 4000000000");
+        let served = Served::start(&recipe);
+        // The second of them sends a report in any case.
+        for cost in [cost, "1"] {
+            let request = served.envoy.get("/").header("x-customer", "acme");
+            assert_eq!(request.header("x-cost", cost).send().status, 200);
+        }
+        wait_for("the second report", || Some(4_000_000_000 - left(&served, "acme")).filter(|used| used % 10 == 1))
+    };
+    assert_eq!(used_by("1000000000"), 1_000_000_001);
+    assert_eq!(used_by("1000000001"), 1);
+}
+
+/// Token of the page's key without the claim `tenant`.
+const TOKEN_WITHOUT_TENANT: &str = "eyJhbGciOiJIUzI1NiIsImtpZCI6ImsxIn0.eyJpc3MiOiJodHRwczovL2xvZ2luLmV4YW1wbGUifQ.oRugj_qldcXEo-oE9mRWJqm90W74g2lgqGOw9rdiKEk";
+
+#[test]
+fn tenant_sees_its_own_usage_and_no_other() {
+    let served = serve_way(41, 1);
+    let [own, other] = TOKENS.map(|(_, token)| token);
+    let get = |path: &str, token: &str| served.envoy.get(path).header("authorization", format!("Bearer {token}"));
+    let usage = |path: &str, token: &str, forged: &str| {
+        let response = get(path, token).header("x-tenant", forged).send();
+        assert_eq!(response.header("content-type").as_deref(), Some("application/json"), "{response:?}");
+        assert_eq!((response.status, response.header("retry-after")), (200, None));
+        serde_json::from_slice::<serde_json::Value>(&response.body).unwrap()
+    };
+    assert_unlimited(3, &get("/", own));
+    // Looking charges nothing, and names in the query or in headers change nothing.
+    for _ in 0..10 {
+        assert_eq!(usage("/usage?tenant=43&x-tenant=43", own, "43")["remaining"], 2);
+    }
+    let full = usage("/usage", other, "42");
+    assert_eq!(full, json!({ "limit": 5, "remaining": 5, "reset": 0 }));
+    assert_limit(2, &get("/", own));
+    let exceeded = usage("/usage", own, "43");
+    assert_eq!((&exceeded["limit"], &exceeded["remaining"]), (&5.into(), &0.into()));
+    assert!((1..=60).contains(&exceeded["reset"].as_u64().unwrap()), "{exceeded}");
+    // The request that was rejected, and the look.
+    assert_eq!(served.envoy.stat("cluster.upstream.ratelimit.over_limit"), 2);
+    assert_limit(5, &get("/", other));
+
+    // Without a token, and with one that names no tenant, nothing of a tenant is shown.
+    assert_eq!(served.envoy.get("/usage").header("x-tenant", "42").send().status, 401);
+    let nobody = get("/usage", TOKEN_WITHOUT_TENANT).header("x-tenant", "42").send();
+    assert_eq!((nobody.text().as_str(), nobody.header("x-ratelimit-limit")), ("served\n", None));
 }
 
 #[test]

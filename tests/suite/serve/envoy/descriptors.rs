@@ -168,6 +168,12 @@ fn with_routes(template: &str, rows: &[Row]) -> String {
                   - name: envoy.filters.http.ratelimit
 ";
     let text = replace(&text, "- name: envoy.filters.http.ratelimit\n", set_metadata);
+    let cluster = "    - name: upstream\n      connect_timeout: 10s\n";
+    let metadata = "      metadata: { filter_metadata: { shop: { region: eu } } }\n";
+    let text = replace(&text, cluster, &format!("{cluster}{metadata}"));
+    let endpoints = "cluster_name: upstream\n        endpoints:\n          - lb_endpoints:";
+    let metadata = "metadata: { filter_metadata: { shop: { zone: eu-1 } } }";
+    let text = replace(&text, endpoints, &endpoints.replace("- lb", &format!("- {metadata}\n            lb")));
     format!("node: {{ id: test, cluster: edge }}\n{text}")
 }
 
@@ -381,6 +387,39 @@ fn hits_addend_is_sent_from_filter_and_per_route_only() {
         assert_eq!(recorder.envoy.get("/").send().status, 200);
         assert_eq!(recorder.decisions()[0]["descriptors"][0]["hits"], hits);
     }
+}
+
+/// Limit, as `x-ratelimit-limit` says it, of two items: one whose rule has 5 a day, and one with 50 a day in the route.
+fn shown_limits(options: [&str; 2], filter_shows: bool) -> Option<String> {
+    let item = |value: &str, limit: &str, option: &str| {
+        let option = if option.is_empty() { String::new() } else { format!(", x_ratelimit_option: {option}") };
+        format!("{{ actions: [{{ generic_key: {{ descriptor_key: k, descriptor_value: {value} }} }}]{limit}{option} }}")
+    };
+    let limit = ", limit: { rate_limit: { requests_per_unit: 50, unit: DAY } }";
+    let items = [item("rule", "", options[0]), item("route", limit, options[1])].join(", ");
+    let places = Places { route: format!("rate_limits: [{items}]"), ..Places::default() };
+    let recorder = Recorder::start(|template| {
+        let bootstrap = places.fill(&template);
+        let shows = "enable_x_ratelimit_headers: DRAFT_VERSION_03";
+        if filter_shows { bootstrap } else { replace(&bootstrap, shows, "") }
+    });
+    let response = recorder.envoy.get("/").send();
+    assert_eq!(response.status, 200);
+    response.header("x-ratelimit-limit")
+}
+
+#[test]
+fn item_of_the_route_has_a_limit_and_an_option_for_its_headers() {
+    let (on, off) = ("DRAFT_VERSION_03", "\"OFF\"");
+    let page = page();
+    assert!(page.contains(&format!("`x_ratelimit_option: {on}` or `{off}`")));
+    assert!(page.contains("`limit: { rate_limit: { requests_per_unit: 5, unit: MINUTE } }`"));
+    assert_eq!(shown_limits(["", ""], true).as_deref(), Some("5, 5;w=86400, 50;w=86400"));
+    assert_eq!(shown_limits(["", off], true).as_deref(), Some("5, 5;w=86400"));
+    assert_eq!(shown_limits([on, ""], false).as_deref(), Some("5, 5;w=86400"));
+    // The limit with the least left is off.
+    assert_eq!(shown_limits([off, ""], true), None);
+    assert_eq!(shown_limits(["", on], false), None);
 }
 
 #[test]
