@@ -4,6 +4,7 @@
 //! so that a page that is wrong fails. Limits are used up within a period much longer than a test, by rules without a
 //! window boundary.
 
+mod agents;
 pub(crate) mod page;
 mod ways;
 
@@ -35,7 +36,7 @@ const NEW_YEAR: Time = Time::from_secs(1_767_225_600);
 const TEMPLATE: &str = "tests/suite/docs/cookbook/envoy.yaml";
 
 /// Headings of the page; each recipe has a test below, which names its number.
-const RECIPES: [&str; 26] = [
+const RECIPES: [&str; 29] = [
     "Premium users get more",
     "A limit for one path and method",
     "So many a day, and bursts",
@@ -62,6 +63,9 @@ const RECIPES: [&str; 26] = [
     "Bytes uploaded",
     "Callers with a certificate",
     "A rejection that clients understand",
+    "Tools of an MCP server",
+    "Tokens without a gateway for models",
+    "Tokens of output that cost more",
 ];
 
 /// A recipe's tollkeeper behind a recipe's Envoy.
