@@ -21,6 +21,7 @@ mod sources;
 mod clusters;
 mod filters;
 mod values;
+mod agents;
 mod slots;
 mod rule_match;
 
@@ -139,6 +140,7 @@ fn check_document(
     for manager in &bootstrap.managers {
         filters::check_manager(manager, &bootstrap, found);
         values::check_manager(manager, rules, found);
+        agents::check_manager(manager, found);
         slots::check_manager(manager, &bootstrap, found);
     }
     clusters::check_clusters(&bootstrap, found);

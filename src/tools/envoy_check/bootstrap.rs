@@ -187,13 +187,13 @@ impl<'n, 'a> ConnectionManager<'n, 'a> {
                     || name.contains("rate_limit")
                     || name.contains("ratelimit") =>
                 {
-                    missing_filters.push(listed);
+                    missing_filters.push(listed.clone());
                 }
                 Some(_) | None => {}
             }
             let package = config.as_ref().and_then(|(name, _)| name.rsplit('.').nth(2));
             let message = config.map(|(_, message)| message);
-            http_filters.push(HttpFilter { name, package: package.unwrap_or_default(), message });
+            http_filters.push(HttpFilter { listed, name, package: package.unwrap_or_default(), message });
         }
         let dynamic = node.field_at(&["rds", "route_config_name"]).and_then(|name| name.as_text());
         let own_routes = node.field("route_config");

@@ -112,6 +112,24 @@ envoy_checks! {
     ValueNeverSet = "value-never-set", Error:
         "the value is not there when the filter asks: Envoy drops the descriptor of each request, or sends the default",
         "write the value before the rate limit filter";
+    TypedMetadataNotRead = "typed-metadata-not-read", Error:
+        "only CEL reads typed metadata: Envoy drops the descriptor, so it charges nothing",
+        "read `metadata.typed_filter_metadata` by `%TYPED_CEL(...)%` in `hits_addend`, as in envoy/llm.yaml";
+    UsageNotRead = "usage-not-read", Error:
+        "Envoy reads the usage of no answer: each charges nothing, or what the expression has for a missing usage",
+        "write `include_unconfigured_routes: true` in `token_usage`, or an AiProtocolManagerPerRoute in the route";
+    UsageMayBeMissing = "usage-may-be-missing", Warning:
+        "Envoy drops the descriptor then: a client that streams without `include_usage`, or goes before the end, pays nothing",
+        "write `has(...) ? ... : 600u`, as in envoy/llm.yaml, with the cost of an answer whose usage is not known";
+    UsageCompressed = "usage-compressed", Warning:
+        "Envoy does not read the usage of a compressed answer, so a client that accepts one is not charged",
+        "write `request_headers_to_remove: [accept-encoding]` in the virtual host, or put a decompressor behind this filter";
+    LlmProtocolMissing = "llm-protocol-missing", Warning:
+        "Envoy guesses the protocol of each answer; one that it does not recognize has no usage, and charges nothing",
+        "write `default_llm_protocol` in `token_usage`, or `llm_protocol` in the AiProtocolManagerPerRoute of each route";
+    McpCallsUnread = "mcp-calls-unread", Warning:
+        "a call that Envoy reads otherwise than the server, or not at all, is not limited: a batch, a large body, another content type, a repeated key",
+        "write `traffic_mode: REJECT_NO_MCP` and `reject_duplicate_keys: true` in the filter, as in envoy/mcp.yaml";
     DescriptorMayBeDropped = "descriptor-may-be-dropped", Hint:
         "Envoy drops the whole descriptor then, and whoever leaves it out is not limited by it",
         "add an item with `header_value_match` and `expect_match: false` for these requests, or `skip_if_absent` beside other entries";

@@ -25,16 +25,21 @@ const PASSIVE_FILTERS: [&str; 17] = [
     "router",
 ];
 
+/// Namespace of token usage, unless `metadata_namespace` names another.
+const DEFAULT_USAGE_NAMESPACE: &str = "envoy.ai.token_usage";
+
 /// An HTTP filter of any type.
 #[derive(Debug)]
 pub(super) struct HttpFilter<'n, 'a> {
+    /// The filter in its list.
+    pub(super) listed: ConfigNode<'n, 'a>,
     pub(super) name: &'n str,
     /// Last part of the package of its type, such as `jwt_authn`; empty if it is not known.
     pub(super) package: &'n str,
     pub(super) message: Option<ConfigNode<'n, 'a>>,
 }
 
-impl<'n> HttpFilter<'n, '_> {
+impl<'n, 'a> HttpFilter<'n, 'a> {
     /// Returns `true` if its configuration says that it sets this header of requests.
     pub(super) fn sets_header(&self, name: &str) -> bool {
         let Some(message) = &self.message else { return false };
@@ -46,6 +51,26 @@ impl<'n> HttpFilter<'n, '_> {
             "jwt_authn" => message.has_text_below(&["header_name", "forward_payload_header"], name),
             _ => false,
         }
+    }
+
+    /// Returns `true` if its configuration says that it removes this header of requests.
+    pub(super) fn removes_header(&self, name: &str) -> bool {
+        let message = self.message.as_ref().filter(|_| self.package == "header_mutation");
+        let mutations = message.and_then(|message| message.field("mutations"));
+        let mutations = mutations.map_or_else(Vec::new, |mutations| mutations.items("request_mutations"));
+        mutations.iter().any(|mutation| mutation.text("remove").is_some_and(|key| key.eq_ignore_ascii_case(name)))
+    }
+
+    /// Its configuration of what it reads from answers of models.
+    pub(super) fn token_usage(&self) -> Option<ConfigNode<'n, 'a>> {
+        let message = self.message.as_ref().filter(|_| self.package == "ai_protocol_manager")?;
+        message.field_at(&["response_handling", "token_usage"])
+    }
+
+    /// Namespace of the typed metadata that it writes after the answer.
+    pub(super) fn typed_namespace(&self) -> Option<&'n str> {
+        let named = self.token_usage()?.text("metadata_namespace").filter(|name| !name.is_empty());
+        Some(named.unwrap_or(DEFAULT_USAGE_NAMESPACE))
     }
 
     /// Returns `true` if it writes no header and no metadata, and verifies nothing.

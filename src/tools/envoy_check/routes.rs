@@ -119,6 +119,12 @@ pub(super) struct Routes<'n, 'a> {
     pub(super) added_headers: Vec<Vec<ConfigNode<'n, 'a>>>,
     /// Names under which a configuration enables a filter.
     pub(super) per_filter_names: HashSet<&'n str>,
+    /// Names of all filters that have a configuration for a route, of any type.
+    configured_names: HashSet<&'n str>,
+    /// Requests of a route keep the `accept-encoding` of the client.
+    keeps_accept_encoding: bool,
+    /// Names of filters that have a configuration for such a route.
+    names_with_accept_encoding: HashSet<&'n str>,
     list_indices: HashMap<Position, usize>,
     domain_indices: HashMap<Position, usize>,
     header_indices: HashMap<Vec<Position>, usize>,
@@ -266,6 +272,9 @@ impl<'n, 'a> Routes<'n, 'a> {
         let added_headers = self.index_headers(added);
         let metadata = route.filter(|_| is_in_file).and_then(|route| route.field("metadata"));
         self.routes.push(Route { asks, added_headers, metadata });
+        if !answers_itself && !holders.into_iter().flatten().any(changes_accept_encoding) {
+            self.note_accept_encoding(holders);
+        }
     }
 
     /// Returns the lists that the filter at this index uses; notes for the others why not.
@@ -335,7 +344,25 @@ impl<'n, 'a> Routes<'n, 'a> {
     fn note_enabled_filters(&mut self, holder: &ConfigNode<'n, 'a>) {
         let Some(configs) = holder.field("typed_per_filter_config") else { return };
         let is_enabled = |config| read_per_filter_config(&config).is_some_and(|read| !read.is_disabled);
+        self.configured_names.extend(configs.fields().map(|(name, _)| name));
         self.per_filter_names.extend(configs.fields().filter_map(|(name, config)| is_enabled(config).then_some(name)));
+    }
+
+    fn note_accept_encoding(&mut self, holders: [Option<&ConfigNode<'n, 'a>>; 4]) {
+        self.keeps_accept_encoding = true;
+        let configs = holders.into_iter().flatten().filter_map(|holder| holder.field("typed_per_filter_config"));
+        configs.for_each(|configs| self.names_with_accept_encoding.extend(configs.fields().map(|(name, _)| name)));
+    }
+
+    /// Returns `true` if requests keep the `accept-encoding` of the client on a route; with a name, on a route that has a
+    /// configuration for this filter.
+    pub(super) fn keep_accept_encoding(&self, configured: Option<&str>) -> bool {
+        configured.map_or(self.keeps_accept_encoding, |name| self.names_with_accept_encoding.contains(name))
+    }
+
+    /// Returns `true` if a route, or what is around it, has a configuration for the filter with this name.
+    pub(super) fn has_per_route_config(&self, name: &str) -> bool {
+        self.configured_names.contains(name)
     }
 
     /// Lists in force for a filter on some route, each once.
@@ -364,6 +391,15 @@ impl<'n, 'a> Routes<'n, 'a> {
         let lists = ask.lists.into_iter().flatten().map(|list| &self.lists[list]);
         lists.flat_map(move |list| list.entries.iter().filter(move |entry| list.applies(entry, filter)))
     }
+}
+
+/// Returns `true` if a route, or what is around it, removes or sets `accept-encoding` of requests.
+fn changes_accept_encoding(holder: &ConfigNode<'_, '_>) -> bool {
+    const NAME: &str = "accept-encoding";
+    let removed = holder.items("request_headers_to_remove");
+    let added = holder.field("request_headers_to_add");
+    removed.iter().any(|name| name.as_text().is_some_and(|name| name.eq_ignore_ascii_case(NAME)))
+        || added.is_some_and(|added| added.has_text_below(&["key"], NAME))
 }
 
 fn find_per_filter_config<'n, 'a>(

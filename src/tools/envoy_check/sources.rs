@@ -97,6 +97,10 @@ impl<'n> ConnectionManager<'n, '_> {
                 let is_added = appends_header(added, name).then_some(Absence::RouterAdds);
                 is_added.or_else(|| behind.map(|filter| Absence::WrittenBehind(filter.name)))
             }
+            // That it is typed has a finding of its own.
+            Source::Metadata(name) if self.http_filters.iter().any(|filter| filter.typed_namespace() == Some(name)) => {
+                None
+            }
             Source::Metadata(namespace) => {
                 let writes = |filter: &&HttpFilter<'_, '_>| filter.writes_namespace(namespace);
                 if before.iter().any(|filter| writes(&filter)) {

@@ -4,6 +4,7 @@
 //! used up within a period much longer than a test, by rules without a window boundary; the queue is checked against
 //! the earliest times of its responses, which no load can falsify.
 
+mod agents;
 mod call_headers;
 pub(crate) mod concurrency;
 mod descriptors;
@@ -91,6 +92,8 @@ fn shipped_bootstraps_are_valid() {
         "egress",
         "gateway",
         "layers",
+        "llm",
+        "mcp",
         "overrides",
         "queue",
         "quota",

@@ -130,7 +130,7 @@ impl Recipe {
             let line = format!("{key}: {value}");
             match key.as_str() {
                 "rate_limits" => route.push(line),
-                "typed_per_filter_config" => beside_route.push(line),
+                "typed_per_filter_config" | "request_headers_to_remove" => beside_route.push(line),
                 "routes" => {
                     routes_before.extend(value.as_array().expect("a list").iter().map(|it| format!("- {it}")));
                 }

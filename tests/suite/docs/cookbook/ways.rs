@@ -289,7 +289,7 @@ fn left(served: &Served, customer: &str) -> u64 {
 
 #[test]
 fn bytes_in_both_directions_are_a_quota() {
-    let mut recipe = Recipe::find(40);
+    let mut recipe = Recipe::find(30);
     recipe.replace_in_rules("requests_per_unit: 10485760", "requests_per_unit: 10");
     let served = Served::start(&recipe);
     // 5000 bytes and the headers of both directions are 5 or 6 KiB.
@@ -304,7 +304,7 @@ fn bytes_in_both_directions_are_a_quota() {
 #[test]
 fn upload_that_breaks_off_is_charged_by_what_came() {
     let left_after = |format: &str| {
-        let mut recipe = Recipe::find(40);
+        let mut recipe = Recipe::find(30);
         recipe.replace_in_envoy("(request.total_size + response.total_size + 1023) / 1024", format);
         let upstream = OpenUpstream::start();
         let served = Served::start_recipe_before(&recipe, &upstream);
@@ -325,7 +325,7 @@ fn upload_that_breaks_off_is_charged_by_what_came() {
 #[test]
 fn trap_of_a_report_that_envoy_drops() {
     let used_by = |cost: &str| {
-        let mut recipe = Recipe::find(40);
+        let mut recipe = Recipe::find(30);
         let formula = "%TYPED_CEL((request.total_size + response.total_size + 1023) / 1024)%";
         recipe.replace_in_envoy(formula, "%REQ(x-cost)%");
         recipe.replace_in_rules("requests_per_unit: 10485760", "requests_per_unit: 4000000000");
@@ -346,7 +346,7 @@ const TOKEN_WITHOUT_TENANT: &str = "eyJhbGciOiJIUzI1NiIsImtpZCI6ImsxIn0.eyJpc3Mi
 
 #[test]
 fn tenant_sees_its_own_usage_and_no_other() {
-    let served = serve_way(41, 1);
+    let served = serve_way(31, 1);
     let [own, other] = TOKENS.map(|(_, token)| token);
     let get = |path: &str, token: &str| served.envoy.get(path).header("authorization", format!("Bearer {token}"));
     let usage = |path: &str, token: &str, forged: &str| {

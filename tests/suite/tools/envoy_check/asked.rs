@@ -54,7 +54,7 @@ static_resources:
 "#;
 
 /// Short words of the tables, and what they stand for.
-const WORDS: [(&str, &str); 16] = [
+const WORDS: [(&str, &str); 26] = [
     (
         "LIMIT2",
         r#"- { name: second, typed_config: { "@type": RL, domain: edge, timeout: 1s, rate_limit_service: { transport_api_version: V3, grpc_service: { envoy_grpc: { cluster_name: tollkeeper } } } } }"#,
@@ -70,6 +70,45 @@ const WORDS: [(&str, &str); 16] = [
     (
         "TO_METADATA",
         r#"- { name: to-metadata, typed_config: { "@type": type.googleapis.com/envoy.extensions.filters.http.header_to_metadata.v3.Config, request_rules: [{ header: x-team, on_header_present: { metadata_namespace: shop, key: team, type: STRING } }] } }"#,
+    ),
+    (
+        "COMPRESSOR",
+        r#"- { name: compressor, typed_config: { "@type": type.googleapis.com/envoy.extensions.filters.http.compressor.v3.Compressor, compressor_library: { name: gzip, typed_config: { "@type": type.googleapis.com/envoy.extensions.compression.gzip.compressor.v3.Gzip } } } }"#,
+    ),
+    (
+        "UNZIP",
+        r#"- { name: unzip, typed_config: { "@type": type.googleapis.com/envoy.extensions.filters.http.decompressor.v3.Decompressor, decompressor_library: { name: gzip, typed_config: { "@type": type.googleapis.com/envoy.extensions.compression.gzip.decompressor.v3.Gzip } } } }"#,
+    ),
+    (
+        "PLAIN",
+        r#"- { name: plain, typed_config: { "@type": type.googleapis.com/envoy.extensions.filters.http.header_mutation.v3.HeaderMutation, mutations: { request_mutations: [{ remove: Accept-Encoding }] } } }"#,
+    ),
+    // Filters, open to further fields.
+    (
+        "MESSAGES",
+        r#"- { name: messages, typed_config: { "@type": type.googleapis.com/envoy.extensions.filters.http.mcp.v3.Mcp, max_request_body_size: 65536"#,
+    ),
+    (
+        "TOKENS",
+        r#"- { name: tokens, typed_config: { "@type": type.googleapis.com/envoy.extensions.filters.http.ai_protocol_manager.v3.AiProtocolManager, response_handling: { token_usage: { metadata_namespace: usage"#,
+    ),
+    (
+        "DECLARED",
+        r#"typed_per_filter_config: { tokens: { "@type": type.googleapis.com/envoy.extensions.filters.http.ai_protocol_manager.v3.AiProtocolManagerPerRoute, response: { llm_protocol: ANTHROPIC_MESSAGES } } }"#,
+    ),
+    (
+        "TOOL",
+        "{ actions: [{ metadata: { descriptor_key: tool, metadata_key: { key: envoy.filters.http.mcp, path: [{ key: params }, { key: name }] } } }] }",
+    ),
+    // A peek, and a charge that is open to its `hits_addend`.
+    (
+        "CHARGE",
+        "{ actions: [{ generic_key: { descriptor_value: all } }], hits_addend: { number: 0 } }, { actions: [{ generic_key: { descriptor_value: all } }], apply_on_stream_done: true, hits_addend",
+    ),
+    ("BARE", r#"{ format: "%TYPED_CEL(metadata.typed_filter_metadata['usage'].total_tokens)%" }"#),
+    (
+        "ELSE_600",
+        r#"{ format: "%TYPED_CEL('usage' in metadata.typed_filter_metadata ? metadata.typed_filter_metadata['usage'].total_tokens : 600u)%" }"#,
     ),
     ("ADDS", "request_headers_to_add: [{ header: { key: x-made, value: v } }]"),
     ("MADE", "{ actions: [{ request_headers: { header_name: X-Made, descriptor_key: made } }] }"),
@@ -277,6 +316,279 @@ const TABLE: &[(Parts, &[&str])] = &[
     (
         &[("FILTER", "rate_limits: [ENTRY]"), ("ROUTE", "metadata: { filter_metadata: { shop: { team: 5 } } }")],
         &["value-never-set"],
+    ),
+    // Calls of tools.
+    (&[("FILTER", "rate_limits: [TOOL]"), ("BEFORE", "MESSAGES } }")], &["mcp-calls-unread"]),
+    (
+        &[("FILTER", "rate_limits: [TOOL]"), ("BEFORE", "MESSAGES, traffic_mode: REJECT_NO_MCP } }")],
+        &["mcp-calls-unread"],
+    ),
+    (
+        &[
+            ("FILTER", "rate_limits: [TOOL]"),
+            ("BEFORE", "MESSAGES, traffic_mode: REJECT_NO_MCP, reject_duplicate_keys: true } }"),
+        ],
+        &[],
+    ),
+    (&[("FILTER", "rate_limits: [ALL]"), ("BEFORE", "MESSAGES } }")], &[]),
+    (
+        &[
+            ("FILTER", "rate_limits: [TOOL]"),
+            ("BEFORE", "MESSAGES } }"),
+            (
+                "ROUTE",
+                "typed_per_filter_config: { messages: { \"@type\": type.googleapis.com/envoy.extensions.filters.http.mcp.v3.McpOverride, traffic_mode: REJECT_NO_MCP } }",
+            ),
+        ],
+        &[],
+    ),
+    (
+        &[
+            ("FILTER", "rate_limits: [TOOL]"),
+            ("BEHIND", "MESSAGES, traffic_mode: REJECT_NO_MCP, reject_duplicate_keys: true } }"),
+        ],
+        &["value-never-set"],
+    ),
+    // Tokens of models.
+    (
+        &[
+            ("FILTER", "rate_limits: [CHARGE: ELSE_600 }]"),
+            (
+                "BEHIND",
+                "TOKENS, include_unconfigured_routes: true, default_llm_protocol: OPENAI_CHAT_COMPLETIONS } } } }",
+            ),
+            ("HOST", "request_headers_to_remove: [accept-encoding]"),
+        ],
+        &[],
+    ),
+    (
+        &[
+            ("FILTER", "rate_limits: [CHARGE: BARE }]"),
+            (
+                "BEHIND",
+                "TOKENS, include_unconfigured_routes: true, default_llm_protocol: OPENAI_CHAT_COMPLETIONS } } } }",
+            ),
+            ("HOST", "request_headers_to_remove: [accept-encoding]"),
+        ],
+        &["usage-may-be-missing"],
+    ),
+    (
+        &[
+            ("FILTER", "rate_limits: [CHARGE: { format: '%DYNAMIC_METADATA(usage:total_tokens)%' } }]"),
+            (
+                "BEHIND",
+                "TOKENS, include_unconfigured_routes: true, default_llm_protocol: OPENAI_CHAT_COMPLETIONS } } } }",
+            ),
+            ("HOST", "request_headers_to_remove: [accept-encoding]"),
+        ],
+        &["typed-metadata-not-read"],
+    ),
+    (
+        &[
+            ("FILTER", "rate_limits: [CHARGE: { format: '%DYNAMIC_METADATA(other:usage)%' } }]"),
+            (
+                "BEHIND",
+                "TOKENS, include_unconfigured_routes: true, default_llm_protocol: OPENAI_CHAT_COMPLETIONS } } } }",
+            ),
+            ("HOST", "request_headers_to_remove: [accept-encoding]"),
+        ],
+        &[],
+    ),
+    (
+        &[
+            ("FILTER", "rate_limits: [CHARGE: { format: '%DYNAMIC_METADATA(usages:total_tokens)%' } }]"),
+            (
+                "BEHIND",
+                "TOKENS, include_unconfigured_routes: true, default_llm_protocol: OPENAI_CHAT_COMPLETIONS } } } }",
+            ),
+            ("HOST", "request_headers_to_remove: [accept-encoding]"),
+        ],
+        &[],
+    ),
+    (
+        &[
+            (
+                "FILTER",
+                "rate_limits: [CHARGE: { format: '%TYPED_CEL(metadata.filter_metadata[\"usage\"].total_tokens)%' } }]",
+            ),
+            (
+                "BEHIND",
+                "TOKENS, include_unconfigured_routes: true, default_llm_protocol: OPENAI_CHAT_COMPLETIONS } } } }",
+            ),
+            ("HOST", "request_headers_to_remove: [accept-encoding]"),
+        ],
+        &["typed-metadata-not-read"],
+    ),
+    (
+        &[
+            (
+                "FILTER",
+                "rate_limits: [{ actions: [{ metadata: { descriptor_key: model, metadata_key: { key: usage, path: [{ key: model }] } } }] }]",
+            ),
+            (
+                "BEHIND",
+                "TOKENS, include_unconfigured_routes: true, default_llm_protocol: OPENAI_CHAT_COMPLETIONS } } } }",
+            ),
+            ("HOST", "request_headers_to_remove: [accept-encoding]"),
+        ],
+        &["typed-metadata-not-read"],
+    ),
+    (
+        &[
+            (
+                "FILTER",
+                "rate_limits: [{ actions: [{ generic_key: { descriptor_value: '%DYNAMIC_METADATA(usage:model)%' } }] }]",
+            ),
+            (
+                "BEHIND",
+                "TOKENS, include_unconfigured_routes: true, default_llm_protocol: OPENAI_CHAT_COMPLETIONS } } } }",
+            ),
+            ("HOST", "request_headers_to_remove: [accept-encoding]"),
+            (
+                "LAYERS",
+                "layered_runtime: { layers: [{ name: x, static_layer: { envoy.reloadable_features.enable_formatter_for_ratelimit_action_descriptor_value: true } }] }",
+            ),
+        ],
+        &["typed-metadata-not-read"],
+    ),
+    (&[("FILTER", "rate_limits: [ALL]"), ("BEHIND", "TOKENS, include_unconfigured_routes: true } } } }")], &[]),
+    (
+        &[
+            ("FILTER", "rate_limits: [CHARGE: ELSE_600 }]"),
+            ("BEHIND", "TOKENS, default_llm_protocol: OPENAI_CHAT_COMPLETIONS } } } }"),
+            ("HOST", "request_headers_to_remove: [accept-encoding]"),
+        ],
+        &["usage-not-read"],
+    ),
+    (
+        &[
+            ("FILTER", "rate_limits: [CHARGE: ELSE_600 }]"),
+            ("BEHIND", "TOKENS, default_llm_protocol: OPENAI_CHAT_COMPLETIONS } } } }"),
+            ("HOST", "request_headers_to_remove: [accept-encoding]"),
+            ("ROUTE", "DECLARED"),
+        ],
+        &[],
+    ),
+    (
+        &[
+            ("FILTER", "rate_limits: [CHARGE: ELSE_600 }]"),
+            ("BEHIND", "TOKENS, include_unconfigured_routes: true } } } }"),
+            ("HOST", "request_headers_to_remove: [accept-encoding]"),
+        ],
+        &["llm-protocol-missing"],
+    ),
+    (
+        &[
+            ("FILTER", "rate_limits: [CHARGE: ELSE_600 }]"),
+            ("BEHIND", "TOKENS, include_unconfigured_routes: true } } } }"),
+            ("HOST", "request_headers_to_remove: [accept-encoding]"),
+            ("ROUTE", "DECLARED"),
+        ],
+        &[],
+    ),
+    (
+        &[
+            ("FILTER", "rate_limits: [CHARGE: ELSE_600 }]"),
+            (
+                "BEHIND",
+                "TOKENS, include_unconfigured_routes: true, default_llm_protocol: OPENAI_CHAT_COMPLETIONS } } } }",
+            ),
+        ],
+        &["usage-compressed"],
+    ),
+    (
+        &[
+            ("FILTER", "rate_limits: [CHARGE: ELSE_600 }]"),
+            (
+                "BEHIND",
+                "TOKENS, include_unconfigured_routes: true, default_llm_protocol: OPENAI_CHAT_COMPLETIONS } } } }",
+            ),
+            ("ROUTE", "request_headers_to_remove: [Accept-Encoding]"),
+        ],
+        &[],
+    ),
+    (
+        &[
+            ("FILTER", "rate_limits: [CHARGE: ELSE_600 }]"),
+            (
+                "BEHIND",
+                "TOKENS, include_unconfigured_routes: true, default_llm_protocol: OPENAI_CHAT_COMPLETIONS } } } }",
+            ),
+            ("ROUTE", "request_headers_to_remove: [accept-encoding]"),
+            ("ROUTES", "OTHER"),
+        ],
+        &["usage-compressed"],
+    ),
+    (
+        &[
+            ("FILTER", "rate_limits: [CHARGE: ELSE_600 }]"),
+            (
+                "BEHIND",
+                "TOKENS, include_unconfigured_routes: true, default_llm_protocol: OPENAI_CHAT_COMPLETIONS } } } }",
+            ),
+            (
+                "ROUTE",
+                "request_headers_to_add: [{ header: { key: accept-encoding, value: identity }, append_action: OVERWRITE_IF_EXISTS_OR_ADD }]",
+            ),
+        ],
+        &[],
+    ),
+    (
+        &[
+            ("FILTER", "rate_limits: [CHARGE: ELSE_600 }]"),
+            (
+                "BEHIND",
+                "TOKENS, include_unconfigured_routes: true, default_llm_protocol: OPENAI_CHAT_COMPLETIONS } } } }",
+            ),
+            ("BEFORE", "PLAIN"),
+        ],
+        &[],
+    ),
+    (
+        &[
+            ("FILTER", "rate_limits: [CHARGE: ELSE_600 }]"),
+            (
+                "BEHIND",
+                "TOKENS, include_unconfigured_routes: true, default_llm_protocol: OPENAI_CHAT_COMPLETIONS } } } } && UNZIP",
+            ),
+        ],
+        &[],
+    ),
+    (
+        &[
+            ("FILTER", "rate_limits: [CHARGE: ELSE_600 }]"),
+            (
+                "BEHIND",
+                "TOKENS, include_unconfigured_routes: true, default_llm_protocol: OPENAI_CHAT_COMPLETIONS } } } } && COMPRESSOR",
+            ),
+            ("HOST", "request_headers_to_remove: [accept-encoding]"),
+        ],
+        &["usage-compressed"],
+    ),
+    (
+        &[
+            ("FILTER", "rate_limits: [CHARGE: ELSE_600 }]"),
+            (
+                "BEHIND",
+                "TOKENS, include_unconfigured_routes: true, default_llm_protocol: OPENAI_CHAT_COMPLETIONS } } } }",
+            ),
+            ("HOST", "request_headers_to_remove: [accept-encoding]"),
+            ("BEFORE", "COMPRESSOR"),
+        ],
+        &[],
+    ),
+    (
+        &[("FILTER", "rate_limits: [CHARGE: ELSE_600 }]"), ("BEHIND", "TOKENS } } } }"), ("ROUTE", "DECLARED")],
+        &["usage-compressed"],
+    ),
+    (
+        &[
+            ("FILTER", "rate_limits: [CHARGE: ELSE_600 }]"),
+            ("BEHIND", "TOKENS } } } }"),
+            ("ROUTE", "request_headers_to_remove: [accept-encoding] && DECLARED"),
+            ("ROUTES", "OTHER"),
+        ],
+        &[],
     ),
     // Values that the client spells.
     (
