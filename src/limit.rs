@@ -33,7 +33,6 @@ use std::num::{NonZeroU16, NonZeroU32};
 
 use self::algorithm::{Algorithm, CapacityRuleKey, RejectedHitsPolicy};
 use self::ban::Ban;
-use self::key_checks::{check_eventual_consistency, check_global_scope, check_rule_keys, reason_against_reservations};
 use self::period::{Period, Unit, period_in_words};
 use self::reservation::ReservationPolicy;
 use self::window::{CalendarWindows, WindowSpec};
@@ -329,14 +328,14 @@ impl Limit {
     /// The first key that contradicts the algorithm, is out of range, or contradicts another key.
     pub fn new(spec: &LimitSpec) -> Result<Self, LimitError> {
         let properties = spec.algorithm.properties();
-        check_rule_keys(spec, properties)?;
+        spec.check_rule_keys(properties)?;
         let consistency = spec.consistency.unwrap_or(Consistency::Strict);
         if let Consistency::Eventual(_) = consistency {
-            check_eventual_consistency(spec, properties)?;
+            spec.check_eventual_consistency(properties)?;
         }
         let scope = spec.scope.unwrap_or(Scope::Region);
         if let Scope::Global(_) = scope {
-            check_global_scope(spec)?;
+            spec.check_global_scope()?;
         }
         let too_long =
             LimitError::WindowTooLong { unit: spec.period.unit().name(), multiplier: spec.period.multiplier() };
@@ -547,7 +546,7 @@ impl Limit {
     #[must_use]
     pub fn with_reservations(&self, reservations: ReservationPolicy) -> Self {
         let is_strict = self.consistency == Consistency::Strict && self.scope == Scope::Region;
-        match reason_against_reservations(self.algorithm, self.ban) {
+        match LimitSpec::reason_against_reservations(self.algorithm, self.ban) {
             None if is_strict => Self { reservations: Some(reservations), count_rejected: false, ..*self },
             _ => *self,
         }

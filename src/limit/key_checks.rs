@@ -8,109 +8,115 @@ use super::ban::Ban;
 use super::period::Unit;
 use super::{LimitError, LimitSpec, MAX_REQUESTS_PER_UNIT, Scope};
 
-/// Checks that each key applies to the algorithm and is in range.
-pub(super) fn check_rule_keys(spec: &LimitSpec, properties: AlgorithmProperties) -> Result<(), LimitError> {
-    let algorithm = spec.algorithm;
-    let meaningless = |key| Err(LimitError::Meaningless { key, algorithm });
-    if spec.requests_per_unit > u64::from(u32::MAX) {
-        check_above_32_bits(spec)?;
+impl LimitSpec {
+    /// Checks that each key applies to the algorithm and is in range.
+    pub(super) fn check_rule_keys(&self, properties: AlgorithmProperties) -> Result<(), LimitError> {
+        let algorithm = self.algorithm;
+        let meaningless = |key| Err(LimitError::Meaningless { key, algorithm });
+        if self.requests_per_unit > u64::from(u32::MAX) {
+            self.check_above_32_bits()?;
+        }
+        if self.bucket_size.is_some() && properties.capacity != CapacityRuleKey::BucketSize {
+            return meaningless("bucket_size");
+        }
+        if self.queue_size.is_some() && properties.capacity != CapacityRuleKey::QueueSize {
+            return meaningless("queue_size");
+        }
+        if self.max_wait_us.is_some() && properties.delay == DelayPolicy::Never {
+            return meaningless("max_wait");
+        }
+        if self.count_rejected == Some(true) && properties.rejected_hits == RejectedHitsPolicy::NeverCounted {
+            return meaningless("count_rejected");
+        }
+        if self.window.is_some() && !properties.follows_calendar {
+            return meaningless("window");
+        }
+        if self.ban.is_some() && algorithm == Algorithm::Concurrent {
+            return meaningless("ban");
+        }
+        if self.reservations.is_some() {
+            let counts_rejected = (self.count_rejected == Some(true)).then_some(
+                "`count_rejected: true`: a rejected request costs nothing, and what a settlement adds counts anyway",
+            );
+            if let Some(with) = Self::reason_against_reservations(algorithm, self.ban).or(counts_rejected) {
+                return Err(LimitError::NotReserved { with });
+            }
+        }
+        if self.bucket_size == Some(0) {
+            return Err(LimitError::Zero { key: "bucket_size" });
+        }
+        if self.queue_size == Some(0) {
+            return Err(LimitError::Zero { key: "queue_size" });
+        }
+        if properties.keeps_hit_log() && self.requests_per_unit > u64::from(self.log_max) {
+            return Err(LimitError::LogTooLong { limit: self.requests_per_unit, max: self.log_max });
+        }
+        Ok(())
     }
-    if spec.bucket_size.is_some() && properties.capacity != CapacityRuleKey::BucketSize {
-        return meaningless("bucket_size");
+
+    /// Checks that the limit counts numbers above 2^32 - 1.
+    fn check_above_32_bits(&self) -> Result<(), LimitError> {
+        let with = match (self.algorithm, self.scope) {
+            _ if self.requests_per_unit > MAX_REQUESTS_PER_UNIT => "numbers above 9007199254740991, the largest of all",
+            (Algorithm::FixedWindow, None | Some(Scope::Region)) => return Ok(()),
+            (Algorithm::FixedWindow, Some(Scope::Global(_))) => "`scope: global`",
+            _ => "this algorithm: use `algorithm: fixed_window`",
+        };
+        Err(LimitError::NotAbove32Bits { with })
     }
-    if spec.queue_size.is_some() && properties.capacity != CapacityRuleKey::QueueSize {
-        return meaningless("queue_size");
-    }
-    if spec.max_wait_us.is_some() && properties.delay == DelayPolicy::Never {
-        return meaningless("max_wait");
-    }
-    if spec.count_rejected == Some(true) && properties.rejected_hits == RejectedHitsPolicy::NeverCounted {
-        return meaningless("count_rejected");
-    }
-    if spec.window.is_some() && !properties.follows_calendar {
-        return meaningless("window");
-    }
-    if spec.ban.is_some() && algorithm == Algorithm::Concurrent {
-        return meaningless("ban");
-    }
-    if spec.reservations.is_some() {
-        let counts_rejected = (spec.count_rejected == Some(true)).then_some(
-            "`count_rejected: true`: a rejected request costs nothing, and what a settlement adds counts anyway",
-        );
-        if let Some(with) = reason_against_reservations(algorithm, spec.ban).or(counts_rejected) {
-            return Err(LimitError::NotReserved { with });
+
+    /// Reason why a limit with these keys cannot have reservations, for people; `None` if it can.
+    pub(super) const fn reason_against_reservations(algorithm: Algorithm, ban: Option<Ban>) -> Option<&'static str> {
+        match algorithm {
+            Algorithm::LeakyBucket => {
+                Some("leaky_bucket: others wait behind a request, so its places cannot be given back")
+            }
+            Algorithm::Concurrent => {
+                Some("`concurrent`: a slot is freed as a whole; write a limit of its own beside it")
+            }
+            _ if ban.is_some() => Some("`ban`: a cost that exceeds the limit is known only when the request is over"),
+            _ => None,
         }
     }
-    if spec.bucket_size == Some(0) {
-        return Err(LimitError::Zero { key: "bucket_size" });
-    }
-    if spec.queue_size == Some(0) {
-        return Err(LimitError::Zero { key: "queue_size" });
-    }
-    if properties.keeps_hit_log() && spec.requests_per_unit > u64::from(spec.log_max) {
-        return Err(LimitError::LogTooLong { limit: spec.requests_per_unit, max: spec.log_max });
-    }
-    Ok(())
-}
 
-/// Checks that the limit counts numbers above 2^32 - 1.
-fn check_above_32_bits(spec: &LimitSpec) -> Result<(), LimitError> {
-    let with = match (spec.algorithm, spec.scope) {
-        _ if spec.requests_per_unit > MAX_REQUESTS_PER_UNIT => "numbers above 9007199254740991, the largest of all",
-        (Algorithm::FixedWindow, None | Some(Scope::Region)) => return Ok(()),
-        (Algorithm::FixedWindow, Some(Scope::Global(_))) => "`scope: global`",
-        _ => "this algorithm: use `algorithm: fixed_window`",
-    };
-    Err(LimitError::NotAbove32Bits { with })
-}
-
-/// Reason why a limit with these keys cannot have reservations, for people; `None` if it can.
-pub(super) const fn reason_against_reservations(algorithm: Algorithm, ban: Option<Ban>) -> Option<&'static str> {
-    match algorithm {
-        Algorithm::LeakyBucket => {
-            Some("leaky_bucket: others wait behind a request, so its places cannot be given back")
-        }
-        Algorithm::Concurrent => Some("`concurrent`: a slot is freed as a whole; write a limit of its own beside it"),
-        _ if ban.is_some() => Some("`ban`: a cost that exceeds the limit is known only when the request is over"),
-        _ => None,
+    /// Checks that nothing in the limit needs one order of arrival for all replicas, or counts hits that are not admitted.
+    pub(super) fn check_eventual_consistency(&self, properties: AlgorithmProperties) -> Result<(), LimitError> {
+        let with = if let Some(reason) = properties.not_eventual {
+            reason
+        } else if self.max_wait_us.is_some_and(|wait| wait > 0) {
+            "`max_wait`: tokens taken in advance need one order of arrival for all replicas"
+        } else if self.count_rejected == Some(true) {
+            "`count_rejected: true`: a rejection that is answered locally is not counted"
+        } else if self.ban.is_some() {
+            "`ban`: a replica admits leased hits without knowing of a ban"
+        } else if self.reservations.is_some() {
+            "`reservations`: a settlement must find the estimate, which a lease does not record"
+        } else {
+            return Ok(());
+        };
+        Err(LimitError::NotEventual { with })
     }
-}
 
-/// Checks that nothing in the limit needs one order of arrival for all replicas, or counts hits that are not admitted.
-pub(super) fn check_eventual_consistency(spec: &LimitSpec, properties: AlgorithmProperties) -> Result<(), LimitError> {
-    let with = if let Some(reason) = properties.not_eventual {
-        reason
-    } else if spec.max_wait_us.is_some_and(|wait| wait > 0) {
-        "`max_wait`: tokens taken in advance need one order of arrival for all replicas"
-    } else if spec.count_rejected == Some(true) {
-        "`count_rejected: true`: a rejection that is answered locally is not counted"
-    } else if spec.ban.is_some() {
-        "`ban`: a replica admits leased hits without knowing of a ban"
-    } else if spec.reservations.is_some() {
-        "`reservations`: a settlement must find the estimate, which a lease does not record"
-    } else {
-        return Ok(());
-    };
-    Err(LimitError::NotEventual { with })
-}
-
-/// Checks that nothing in the limit keeps a region from deciding alone by hits that it was granted.
-pub(super) fn check_global_scope(spec: &LimitSpec) -> Result<(), LimitError> {
-    let with = match spec.algorithm {
-        Algorithm::LeakyBucket => "leaky_bucket: a queue needs one order of arrival for all regions",
-        Algorithm::Concurrent => "`concurrent`: a region cannot know of slots that another one freed",
-        Algorithm::SlidingWindowLog => "sliding_window_log: the time of each hit is known to its own region only",
-        _ if spec.count_rejected == Some(true) => "`count_rejected: true`: a rejection is known to its own region only",
-        _ if spec.max_wait_us.is_some_and(|wait| wait > 0) => {
-            "`max_wait`: tokens taken in advance need one order of arrival for all regions"
-        }
-        _ if spec.ban.is_some() => "`ban`: a rejection is known to its own region only",
-        _ if spec.reservations.is_some() => "`reservations`: a region cannot give back hits that it was granted",
-        _ if spec.window.is_some() => "`window`: all regions number windows of one length",
-        _ if spec.calendar_months && spec.period.unit() == Unit::Month => {
-            "calendar months: all regions number windows of one length"
-        }
-        _ => return Ok(()),
-    };
-    Err(LimitError::NotGlobal { with })
+    /// Checks that nothing in the limit keeps a region from deciding alone by hits that it was granted.
+    pub(super) fn check_global_scope(&self) -> Result<(), LimitError> {
+        let with = match self.algorithm {
+            Algorithm::LeakyBucket => "leaky_bucket: a queue needs one order of arrival for all regions",
+            Algorithm::Concurrent => "`concurrent`: a region cannot know of slots that another one freed",
+            Algorithm::SlidingWindowLog => "sliding_window_log: the time of each hit is known to its own region only",
+            _ if self.count_rejected == Some(true) => {
+                "`count_rejected: true`: a rejection is known to its own region only"
+            }
+            _ if self.max_wait_us.is_some_and(|wait| wait > 0) => {
+                "`max_wait`: tokens taken in advance need one order of arrival for all regions"
+            }
+            _ if self.ban.is_some() => "`ban`: a rejection is known to its own region only",
+            _ if self.reservations.is_some() => "`reservations`: a region cannot give back hits that it was granted",
+            _ if self.window.is_some() => "`window`: all regions number windows of one length",
+            _ if self.calendar_months && self.period.unit() == Unit::Month => {
+                "calendar months: all regions number windows of one length"
+            }
+            _ => return Ok(()),
+        };
+        Err(LimitError::NotGlobal { with })
+    }
 }

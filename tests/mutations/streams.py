@@ -248,8 +248,8 @@ RESERVATIONS_RUST = [
     (CHARGE, "all_if(at.since_us(mark.at) < limit.period_us())",
      "all_if(at.since_us(mark.at) < limit.period_us() || $0)",
      [("settled below", "what has left a log is given back")]),
-    (CHARGE, "let rate = highest_rate.max(limit.requests_per_unit());",
-     "let rate = if $0 { limit.requests_per_unit() } else { highest_rate.max(limit.requests_per_unit()) };",
+    (CHARGE, "let rate = u64::from(highest_rate).max(limit.requests_per_unit());",
+     "let rate = if $0 { limit.requests_per_unit() } else { u64::from(highest_rate).max(limit.requests_per_unit()) };",
      [("settled below", "the higher rate that a bucket had is ignored")]),
     (CHARGE, "mark.base.saturating_sub(given_back).max(hits).saturating_sub(refilled)",
      "mark.base.saturating_sub(if $0 { 0 } else { given_back }).max(if $1 { 0 } else { hits })"

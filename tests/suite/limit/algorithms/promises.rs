@@ -185,7 +185,7 @@ fn before(end: u64, probes: [u64; 4]) -> impl Iterator<Item = u64> {
 fn forgiving(limit: &Limit) -> Limit {
     let token = limit.algorithm() == Algorithm::TokenBucket;
     Limit::new(&LimitSpec {
-        bucket_size: token.then_some(limit.capacity().try_into().unwrap()),
+        bucket_size: token.then(|| limit.capacity().try_into().unwrap()),
         count_rejected: Some(false),
         calendar_months: limit.follows_calendar_months(),
         ..LimitSpec::new(limit.algorithm(), limit.requests_per_unit(), limit.period())
