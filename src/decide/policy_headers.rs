@@ -19,6 +19,7 @@ use super::outcome::quotas_reject;
 use super::status::until_reset_us;
 use crate::limit::Limit;
 use crate::limit::charge::ChargeResult;
+use crate::limit::period::Unit;
 
 /// Maximum number of limits that each header names. Those that reject come first if there are more.
 const MAX_POLICIES: usize = 16;
@@ -56,9 +57,13 @@ impl Policy<'_> {
         write_policy_name(&self.name, text);
         // Writing to a String does not fail.
         let _ = write!(text, ";q={}", self.limit.requests_per_unit());
+        // Months and years of a calendar have no one length.
+        let calendar_unit = self.limit.calendar_windows().map(|_| self.limit.period().unit());
+        let has_length =
+            !self.limit.follows_calendar_months() && !matches!(calendar_unit, Some(Unit::Month | Unit::Year));
         if self.limit.is_concurrent() {
             text.push_str(";qu=\"concurrent-requests\"");
-        } else {
+        } else if has_length {
             let _ = write!(text, ";w={}", self.limit.period().micros().div_ceil(1_000_000));
         }
     }

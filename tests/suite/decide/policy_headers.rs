@@ -153,6 +153,19 @@ fn streams_have_a_unit_and_no_window() {
 }
 
 #[test]
+fn months_of_a_calendar_have_no_window() {
+    let months = "rate_limit: {name: months, unit: month, requests_per_unit: 5";
+    for (key, parameters) in [
+        (format!("{months}}}"), "q=5 w=2592000"),
+        (format!("{months}, window: {{timezone: UTC}}}}"), "q=5"),
+        ("rate_limit: {name: months, unit: day, requests_per_unit: 5, window: {timezone: UTC}}".into(), "q=5 w=86400"),
+    ] {
+        let server = start(&format!("domain: shop\ndescriptors:\n- {{key: user, {key}}}\n"));
+        assert_items(&ask(&server, &["user=ann"]), "RateLimit-Policy", &[("months", parameters)]);
+    }
+}
+
+#[test]
 fn nothing_is_sent_in_shadow_mode_for_blocks_or_unless_switched_on() {
     let shadowed = switched_on(with_rules(RULES)).env("SHADOW_MODE", "true").start();
     let off = with_rules(RULES).start();
