@@ -20,6 +20,7 @@ mod selection;
 pub mod table_rows;
 mod store_failures;
 pub mod tap;
+pub mod reached_levels;
 pub mod decider;
 pub mod explain;
 pub mod counter_commands;
@@ -37,6 +38,7 @@ mod metadata;
 mod policy_headers;
 pub mod merge;
 mod decision_records;
+mod level_detection;
 pub mod quota_buckets;
 
 use std::time::Duration;
@@ -277,6 +279,7 @@ impl ChargedRequest<'_, '_, '_> {
             decider.metrics.record_global_shadow_mode();
         }
         self.log(decided);
+        self.send_reached_levels();
     }
 }
 

@@ -29,13 +29,14 @@ mod events;
 mod diff;
 mod schema;
 mod settings;
+mod shell_files;
 mod config_check_cmd;
 
 use std::ffi::OsString;
 use std::path::Path;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, Parser, Subcommand};
 use print::CommandOutcome;
 
 /// Rate limit decision service for Envoy.
@@ -113,6 +114,12 @@ enum Command {
     /// Print the environment variables that people set, with their values here
     #[command(after_long_help = settings::HELP)]
     Settings(settings::Args),
+    /// Print a manual page, or write those of all commands
+    #[command(after_long_help = shell_files::MAN_HELP)]
+    Man(shell_files::ManArgs),
+    /// Print the completion script of a shell
+    #[command(after_long_help = shell_files::COMPLETIONS_HELP)]
+    Completions(shell_files::CompletionsArgs),
 }
 
 /// Arguments of a removed command, without effect.
@@ -185,6 +192,8 @@ fn run_command(cli: Cli) -> CommandOutcome {
         Some(Command::Diff(args)) => diff::run(&args),
         Some(Command::Schema(args)) => schema::run(&args),
         Some(Command::Settings(args)) => settings::run(&args),
+        Some(Command::Man(args)) => shell_files::run_man(&args, Cli::command()),
+        Some(Command::Completions(args)) => shell_files::run_completions(&args, Cli::command()),
         Some(Command::Simulate(args)) => simulate::run(&args),
         Some(Command::Recommend(args)) => recommend::run(&args),
         Some(Command::Why(args)) => why::run(&args),

@@ -153,10 +153,15 @@ fn notes_are_the_changelog_of_the_version() {
 #[test]
 fn archives_hold_the_program_and_are_reproducible() {
     let directory = tempdir().unwrap();
+    // That of amd64 runs: it writes its manual pages and completions.
+    let program_of = |arch| match arch {
+        "amd64" => format!("#!/bin/sh\nexec '{}' \"$@\"\n", program_path().display()),
+        other => other.to_owned(),
+    };
     for arch in ["amd64", "arm64"] {
         let programs = directory.path().join(format!("programs/linux_{arch}"));
         fs::create_dir_all(&programs).unwrap();
-        fs::write(programs.join("tollkeeper"), arch).unwrap();
+        fs::write(programs.join("tollkeeper"), program_of(arch)).unwrap();
     }
     let pack = |output: &str| {
         succeed(
@@ -176,10 +181,13 @@ fn archives_hold_the_program_and_are_reproducible() {
         succeed(Command::new("tar").arg("--extract").arg("--file").arg(first).arg("--directory").arg(&unpacked));
         let content = unpacked.join(format!("tollkeeper-{VERSION}-linux-{arch}"));
         let program = content.join("tollkeeper");
-        assert_eq!(read(&program), arch);
+        assert_eq!(read(&program), program_of(arch));
         assert_eq!(fs::metadata(&program).unwrap().permissions().mode() & 0o777, 0o755);
         for file in ["LICENSE", "README.md", "example.yaml", "tollkeeper.env", "tollkeeper.service"] {
             assert!(content.join(file).is_file(), "{file}");
+        }
+        for file in ["man1/tollkeeper.1", "man1/tollkeeper-check.1", "completions/tollkeeper.bash"] {
+            assert!(read(&content.join(file)).contains("tollkeeper"), "{file}");
         }
     }
 }

@@ -575,6 +575,36 @@ fn schema_command_prints_the_committed_schema() {
 }
 
 #[test]
+fn manual_pages_and_completions_come_from_the_command_line() {
+    let page = run(&["man"]);
+    assert!(page.code == 0 && page.stdout.contains(".TH tollkeeper 1"), "{page:?}");
+    let page = run(&["man", "check"]);
+    assert!(page.code == 0 && page.stdout.contains(".TH tollkeeper-check 1"), "{page:?}");
+    assert!(page.stdout.contains("Exit codes"), "{page:?}");
+    for name in ["chek", "bench"] {
+        let refused = run(&["man", name]);
+        assert_eq!((refused.code, refused.stdout.as_str()), (2, ""));
+        assert!(refused.stderr.contains(&format!("no command '{name}'")), "{refused:?}");
+    }
+    let files = tempfile::tempdir().unwrap();
+    let pages = files.path().join("share/man1");
+    assert_eq!(run(&["man", "--dir", pages.to_str().unwrap()]).code, 0);
+    for page in ["tollkeeper.1", "tollkeeper-serve.1", "tollkeeper-why.1"] {
+        assert!(pages.join(page).is_file(), "{page}");
+    }
+    assert!(!pages.join("tollkeeper-bench.1").exists(), "it is hidden");
+    let refused = run(&["man", "--dir", "/proc/none"]);
+    assert!(refused.code == 1 && refused.stderr.contains("/proc/none"), "{refused:?}");
+    for (shell, text) in
+        [("bash", "complete -F _tollkeeper"), ("zsh", "#compdef tollkeeper"), ("fish", "complete -c tollkeeper")]
+    {
+        let script = run(&["completions", shell]);
+        assert!(script.code == 0 && script.stdout.contains(text) && script.stdout.contains("explain"), "{shell}");
+    }
+    assert_eq!(run(&["completions", "cmd"]).code, 2);
+}
+
+#[test]
 fn check_and_explain_apply_defaults_of_rules() {
     let log = "defaults: {\"*\": {algorithm: sliding_window_log}}\n";
     let large = "domain: large\ndescriptors:\n  - {key: a, rate_limit: {unit: day, requests_per_unit: 99999}}\n";
