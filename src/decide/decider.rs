@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::blocks::Blocks;
 use super::log::DecisionLog;
 use super::log::value_form::ValueForm;
+use super::reached_levels::ReachedLevels;
 use super::store_failures::FailedChargeCounters;
 use super::table_rows::PlanRowReader;
 use super::tap::DecisionTap;
@@ -30,6 +31,8 @@ pub struct Decider {
     pub blocks: Blocks,
     /// Operators that listen to decisions.
     pub tap: Arc<DecisionTap>,
+    /// Way of the levels of `notify` that keys reach; `None` if nobody tells them.
+    pub reached_levels: Option<ReachedLevels>,
     /// Form of the values in rejected keys.
     pub key_values: ValueForm,
     pub(super) failures: FailedChargeCounters,
@@ -46,6 +49,7 @@ impl Decider {
             log: None,
             blocks: Blocks::default(),
             tap: Arc::default(),
+            reached_levels: None,
             key_values: ValueForm::Plain,
             failures: FailedChargeCounters::default(),
             row_reader: PlanRowReader::new(TableLookupSettings::default().unknown_reads_per_s),

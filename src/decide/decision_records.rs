@@ -255,7 +255,7 @@ fn to_block_record(block: &Block) -> BlockRecord<'_> {
     BlockRecord { key, until_us: block.until.as_micros(), reason: (&*block.reason).into() }
 }
 
-fn to_rule_record(rule: &Rule) -> RuleRecord<'_> {
+pub(super) fn to_rule_record(rule: &Rule) -> RuleRecord<'_> {
     let source = &*rule.location.file;
     // Resources of a control plane have no lines.
     let (file, line, resource) = match rule.location.line {
@@ -266,7 +266,7 @@ fn to_rule_record(rule: &Rule) -> RuleRecord<'_> {
     RuleRecord { path: (&*rule.path).into(), file, line, resource, plan }
 }
 
-fn to_limit_record<'a>(
+pub(super) fn to_limit_record<'a>(
     selection: &Selection<'_>,
     selected: &SelectedLimit<'a>,
     result: Option<&ChargeResult>,

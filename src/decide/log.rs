@@ -176,6 +176,16 @@ impl DecisionLog {
         }
     }
 
+    /// Writes a line that is no decision; it has no number.
+    pub fn write_line(&self, line: &[u8]) {
+        self.sinks.iter().for_each(|sink| sink.queue.push_line(line));
+    }
+
+    /// Id of the process, and zone of the replica, as records have them.
+    pub fn process_and_zone(&self) -> (&str, &str) {
+        (&self.process, &self.zone)
+    }
+
     /// Writes a header: that of the start, and later of a reload. It precedes the decisions by these rules.
     pub fn write_header(&self, rules: Option<RuleSetRecord>) {
         let event = if self.has_written_header.swap(true, Ordering::Relaxed) {

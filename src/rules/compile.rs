@@ -611,13 +611,18 @@ impl DescriptorCompiler<'_, '_> {
             };
             self.reader.report_warning(content_type.at, field_path, message, "it has no effect; add a body");
         }
+        if let Some(content_type) = own.content_type.filter(|spanned| !spanned.value.contains('/')) {
+            let field_path = field_path.with_key("over_limit_content_type");
+            let message = "this is no content type: it has no `/`";
+            self.reader.report_warning(content_type.at, &field_path, message, "write one such as application/json");
+        }
         let rejection = all.build();
         if let (Some(own), Some(body)) = (own.body, &rejection.body) {
             let content_type = rejection.content_type.as_deref();
             let (message, hint) = match () {
                 () if !body.is_json_if_declared(content_type) => (
-                    "the content type is JSON, and the body is not once its values are filled in",
-                    "put texts in quotes: \"%LIMIT_NAME%\", \"%RETRY_AT%\"; numbers need none",
+                    "the content type is JSON, and the body is not",
+                    "put texts in quotes, also \"%LIMIT_NAME%\" and \"%RETRY_AT%\"; numbers need none",
                 ),
                 () if body.lacks_content_type(content_type) => (
                     "values in this body are not escaped, because it has no content type",

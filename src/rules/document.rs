@@ -11,6 +11,7 @@ pub mod fields;
 pub mod keys;
 pub mod defaults;
 pub mod matching;
+pub mod notify;
 pub mod rejection;
 pub mod times;
 pub mod defaults_file;
@@ -26,6 +27,7 @@ use crate::limit::MAX_REQUESTS_PER_UNIT;
 use crate::limit::active::ActiveSpec;
 use crate::limit::ban::Ban;
 use crate::limit::reservation::ReservationPolicy;
+use crate::rules::rule::notify_levels::NotifyLevels;
 use crate::rules::rule::rejection_body::{RejectionBody, RejectionFormat};
 use crate::rules::rule::{RejectionHeaders, RuleLogging};
 use crate::rules::yaml::{Position, Spanned};
@@ -206,6 +208,8 @@ rule_keys! {
         envoy "name" name: Spanned<String>, "The limit's name, returned to the client and used by replaces.";
         envoy "replaces" replaces: Vec<Spanned<String>>,
             "Names of the limits that this one replaces in the same request.";
+        tollkeeper "notify" notify: Option<Spanned<NotifyLevels>>,
+            "Percentages of the limit, such as [50%, 80%, 100%]: when a key reaches one, the decision log and the process's log tell, once in each period. Not for concurrent.";
         envoy "shadow_mode" shadow_mode in [Limit]: bool = "false",
             "Shadow mode: the limit is counted and reported, but rejects nothing. With a name, beside a limit without these two: a candidate, which is charged as if it were the only limit.";
         envoy "quota_mode" quota_mode in [Limit]: bool = "false",

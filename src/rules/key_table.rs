@@ -132,6 +132,8 @@ pub enum ValueKind {
     Overshoot,
     /// Percentage: at least so many thousandths of a percent, and 100 % at most.
     Percentage(u32),
+    /// List of such percentages.
+    Percentages(u32),
     /// One of these words.
     Choice(&'static [&'static str]),
     /// Unit of time; case is ignored.

@@ -9,6 +9,7 @@
 //! Decides: names of a second limit and of a plan's limits (`limit_suffix`).
 
 pub mod network;
+pub mod notify_levels;
 pub mod rejection_body;
 pub mod value_set;
 pub mod expression;
@@ -32,6 +33,7 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
+use self::notify_levels::NotifyLevels;
 use self::rejection_body::RejectionBody;
 use self::value_pattern::{MatchKind, ValuePattern};
 use crate::base::named_enum::named_enum;
@@ -390,6 +392,8 @@ pub struct RuleLimit {
     pub quota: bool,
     /// Candidate: in shadow mode, and charged as if it were the only limit of the rule.
     pub candidate: bool,
+    /// Levels at which `notify` tells that the limit is used up to there.
+    pub notify: Option<NotifyLevels>,
     /// Part of the counter's key: raising it resets the counter.
     pub epoch: u64,
     /// Defaults of `TOLLKEEPER_RULE_DEFAULTS` that the limit cannot have, each with the reason.
@@ -419,6 +423,7 @@ impl From<Limit> for RuleLimit {
             shadow: false,
             quota: false,
             candidate: false,
+            notify: None,
             epoch: 0,
             left_out_defaults: Vec::new(),
         }

@@ -149,6 +149,9 @@ fn value_kind_schema(kind: ValueKind) -> Value {
             json!({ "anyOf": [percent, { "type": "integer", "minimum": 1 }] })
         }
         ValueKind::Percentage(_) => json!({ "type": "string", "pattern": r"^[0-9]*\.?[0-9]*\s*%$" }),
+        ValueKind::Percentages(least) => {
+            json!({ "type": "array", "items": value_kind_schema(ValueKind::Percentage(least)), "minItems": 1 })
+        }
         ValueKind::Choice(words) => json!({ "enum": words }),
         ValueKind::Unit => {
             let any_case = Unit::ALL.map(|unit| any_case_pattern(unit.name())).join("|");

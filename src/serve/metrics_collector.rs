@@ -295,6 +295,11 @@ fn emit_service(service: &RateLimitService, emit: &mut dyn FnMut(Family)) {
     if let Some(log) = &service.decider.log {
         emit(build_decision_log_family(log));
     }
+    if let Some(levels) = &service.decider.reached_levels {
+        let help = "Total number of levels of `notify` that keys reached, by what became of them.";
+        let counts = levels.counts_by_outcome().map(|(outcome, count)| (outcome.name(), count));
+        emit(Family::counter_by_label("tollkeeper_reached_levels_total", help, "outcome", counts));
+    }
     emit(Family::gauge(
         "tollkeeper_answers_held",
         "Number of responses that are delayed now.",

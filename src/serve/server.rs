@@ -47,6 +47,7 @@ use crate::base::threads;
 use crate::decide::decider::Decider;
 use crate::decide::log::value_form::ValueForm;
 use crate::decide::log::{DecisionLog, LogHeaderContext};
+use crate::decide::reached_levels::ReachedLevels;
 use crate::rules::compile::options::CompileOptions;
 use crate::rules::defaults_file::DefaultsStatus;
 use crate::rules::files::watch::WatchTiming;
@@ -66,6 +67,7 @@ use crate::serve::http::page_builder::PageBuilder;
 use crate::serve::http::report_pages::record_history_each_minute;
 use crate::serve::metrics_collector::MetricsCollector;
 use crate::serve::quota::service::QuotaService;
+use crate::serve::reached_level_notifier::ReachedLevelNotifier;
 use crate::settings::Settings;
 use crate::settings::fleet::TopKeyValueForm;
 use crate::settings::redis::RedisSettings;
@@ -102,6 +104,8 @@ pub async fn run_server(settings: Settings, source: SourceConfig) -> Result<(), 
     service.tracer = settings.tracing.as_ref().zip(exporter).map(|(tracing, it)| start_tracer(tracing, it));
     service.decider.key_values = choose_value_form_in_rejected_keys(&settings, fleet_secret.as_ref());
     service.decider.log = start_decision_log(&settings, logged_values, &service.clock)?;
+    let (reached_levels, levels_to_tell) = ReachedLevels::new();
+    service.decider.reached_levels = Some(reached_levels);
     let service = Arc::new(service);
     let updates = start_rule_updates(&settings, source, &service)?;
     let reload = updates.reload_trigger();
@@ -127,6 +131,7 @@ pub async fn run_server(settings: Settings, source: SourceConfig) -> Result<(), 
     background.spawn(watch_expiry_of_presented_certificates(settings.presented_certificates(), listener_stats));
     background.spawn(follow_store_health(Arc::clone(&service), store_health));
     background.spawn(measure_task_lag());
+    background.spawn(ReachedLevelNotifier::new(Arc::clone(&service), &settings.store).tell_all(levels_to_tell));
     listeners.log_start(&build_start_summary(&settings, &service));
     let mut serving = listeners
         .start_serving(&settings, &state, &grpc_health, &stopping)

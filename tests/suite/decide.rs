@@ -9,4 +9,5 @@ mod failure_policies;
 mod decision_log;
 mod request_headers;
 mod policy_headers;
+mod reached_levels;
 mod key_text;

@@ -77,6 +77,40 @@ declare_record! {
     }
 }
 
+declare_record! {
+    /// A level of `notify` that a key reached.
+    #[derive(Clone, Debug, PartialEq)]
+    pub struct ThresholdRecord<'a> {
+        /// Random id of the process.
+        process: RecordText<'a>,
+        /// Zone of the replica; empty if it has none.
+        zone: RecordText<'a> = default,
+        /// Arrival of the request that reached the level, in microseconds since the Unix epoch.
+        time_us: u64,
+        /// Domain of the request.
+        domain: RecordText<'a>,
+        /// Entries of the descriptor, outermost first.
+        entries: SmallVec<[EntryRecord<'a>; 2]>,
+        /// Rule of the limit.
+        rule: RuleRecord<'a>,
+        /// The limit, with the result of the charge.
+        limit: LimitRecord<'a>,
+        /// The level, such as `80%`.
+        level: RecordText<'a>,
+        /// End of the period in which the level is told once, in microseconds since the Unix epoch.
+        period_end_us: u64,
+    }
+}
+
+impl ThresholdRecord<'_> {
+    /// Appends the line of the record.
+    pub fn append_line(&self, line: &mut Vec<u8>) {
+        line.extend_from_slice(b"{\"v\":1,\"type\":\"threshold\"");
+        self.append_fields(line);
+        line.extend_from_slice(b"}\n");
+    }
+}
+
 /// Length of most records with one descriptor, in bytes.
 const USUAL_LINE_BYTES: usize = 1024;
 

@@ -193,6 +193,7 @@ impl LineFields<'_> {
             event_name: match &*self.kind {
                 "header" => "tollkeeper.header",
                 "dropped" => "tollkeeper.dropped",
+                "threshold" => "tollkeeper.threshold",
                 _ => "tollkeeper.decision",
             },
             time_us: self.time_us,

@@ -155,10 +155,12 @@ pub(super) fn compile_limits(
             epoch: keys.epoch(),
             replaces: one.replaces.iter().map(|name| name.value.clone()).collect(),
             active: one.active.map(|active| ActiveTimes::new(active.value)),
+            notify: one.notify.as_ref().map(|levels| levels.value.clone()),
             left_out_defaults: Vec::new(),
         };
         let entry = CompiledLimitEntry { limit, written: one, keys };
         check_against_other_limits(reader, &entry, &compiled, &field_path);
+        check_notify(reader, &entry, &field_path);
         compiled.push(entry);
     }
     limit_defaults::apply_defaults_file(reader, &mut compiled, scope, field_path);
@@ -367,6 +369,18 @@ fn suggest_multiplier(written: &str) -> Option<String> {
         1 => format!("write `unit: {}`", unit.name()),
         _ => format!("write `unit: {}, unit_multiplier: {count}`", unit.name()),
     })
+}
+
+/// Reports a `notify` of a limit whose charges are not counted as hits of the key.
+fn check_notify(reader: &mut DocumentReader<'_>, entry: &CompiledLimitEntry<'_>, field_path: &FieldPath<'_>) {
+    let Some(notify) = &entry.written.notify else { return };
+    let what = match () {
+        () if entry.limit.limit.is_concurrent() => "a `concurrent` limit",
+        () if entry.limit.candidate => "a candidate (`shadow_mode` and `name` in a list)",
+        () => return,
+    };
+    let message = format!("`notify` of {what}");
+    reader.report_error(notify.at, &field_path.with_key("notify"), message, "remove it");
 }
 
 /// Reports a `max_overshoot` that has no effect or exceeds the limit.

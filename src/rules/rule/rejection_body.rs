@@ -164,7 +164,7 @@ impl RejectionBody {
         Cow::Owned(filled)
     }
 
-    /// Returns `false` if the content type is JSON and the body is not, once values are filled in; `true` without values.
+    /// Returns `false` if the content type is JSON and the body is not, once values are filled in.
     pub fn is_json_if_declared(&self, content_type: Option<&str>) -> bool {
         let sample = |value| match value {
             BodyValue::LimitName => "name".to_owned(),
@@ -172,7 +172,7 @@ impl RejectionBody {
             BodyValue::Limit | BodyValue::Remaining | BodyValue::RetryAfter => "1".to_owned(),
         };
         let parses = |text: &str| serde_json::from_str::<serde::de::IgnoredAny>(text).is_ok();
-        !self.has_values() || !is_of_kind(content_type, &["json"]) || parses(&self.fill(content_type, sample))
+        !is_of_kind(content_type, &["json"]) || parses(&self.fill(content_type, sample))
     }
 
     /// Returns `true` for a body that looks like JSON, has values, and does not say that it is JSON: they are not escaped.

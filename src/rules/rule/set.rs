@@ -21,6 +21,7 @@ use siphasher::sip128::{Hasher128, SipHasher13 as SipHasher13_128};
 use smallvec::SmallVec;
 
 use super::backtracking_bound::{count_repeated_keys, max_backtracking_steps};
+use super::notify_levels::NotifyLevels;
 use super::patterns::{Patterns, PatternsBuilder};
 use super::value_pattern::{MatchKind, MatchPattern, ValuePattern};
 use super::{
@@ -121,6 +122,8 @@ pub struct CompiledRule {
     pub named_by_request: bool,
     /// A limit of the rule is not always active.
     pub has_active_times: bool,
+    /// A limit has levels of `notify`.
+    pub notifies: bool,
     /// Plans that a table chooses from; `None` for most rules.
     plans: Option<Box<CompiledPlans>>,
 }
@@ -205,6 +208,8 @@ pub struct CompiledLimit {
     pub candidate: bool,
     /// Times at which the limit is active; `None`: always.
     pub active: Option<ActiveTimes>,
+    /// Levels at which `notify` tells that the limit is used up to there.
+    pub notify: Option<NotifyLevels>,
     /// Statistics of the limit.
     pub stats: Arc<LimitStats>,
 }
@@ -533,6 +538,7 @@ impl CompiledRule {
                     quota: of_rule.quota,
                     candidate: of_rule.candidate,
                     active: of_rule.active,
+                    notify: of_rule.notify.clone(),
                     stats: stats(rule.limit_suffix(index).as_deref()),
                 })
                 .collect(),
@@ -540,8 +546,9 @@ impl CompiledRule {
         let named_by_request = by_value || rule.detailed_metric;
         let deciding = limits.iter().take_while(|limit| !limit.candidate).count();
         let has_active_times = limits.iter().any(|limit| limit.active.is_some());
+        let notifies = limits.iter().any(|limit| limit.notify.is_some());
         let peek_warning = LostReportWarnings::default();
-        Self { rule, limits, deciding, peek_warning, named_by_request, has_active_times, plans }
+        Self { rule, limits, deciding, peek_warning, named_by_request, has_active_times, notifies, plans }
     }
 
     /// The rule under its default plan, then under each other plan; most rules have none.

@@ -11,7 +11,7 @@ mod record;
 mod redis;
 mod rules;
 mod sample;
-mod schema;
+pub(super) mod schema;
 mod stalled;
 mod stream;
 mod stream_settings;

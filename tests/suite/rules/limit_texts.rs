@@ -42,9 +42,10 @@ fn limits(rules: &RuleSet) -> Vec<RuleLimit> {
 /// Everything that a limit is.
 fn describe(limits: &[RuleLimit]) -> Vec<String> {
     let describe = |limit: &RuleLimit| {
-        let RuleLimit { limit, name, replaces, active, shadow, quota, candidate, epoch, left_out_defaults: _ } = limit;
+        let RuleLimit { limit, name, replaces, active, shadow, quota, candidate, notify, epoch, left_out_defaults: _ } =
+            limit;
         let active = active.map(|active| active.spec().to_string());
-        format!("{limit:?} {name:?} {replaces:?} {active:?} {shadow} {quota} {candidate} {epoch}")
+        format!("{limit:?} {name:?} {replaces:?} {active:?} {shadow} {quota} {candidate} {notify:?} {epoch}")
     };
     limits.iter().map(describe).collect()
 }
@@ -69,7 +70,8 @@ fn assert_texts_compile_to_equal_limits(text: &str) -> Option<BTreeSet<&'static 
 }
 
 /// Keys that a limit of any algorithm may have, with values.
-const OPTIONAL_KEYS: [&str; 26] = [
+const OPTIONAL_KEYS: [&str; 27] = [
+    "notify: [99.9%, 50%]",
     "unit_multiplier: 3",
     "algorithm: token_bucket",
     "algorithm: leaky_bucket",
@@ -140,6 +142,7 @@ fn text_of_a_limit_has_every_key() {
         "unit: day, requests_per_unit: 900, scope: global, reserve: 30%, on_region_loss: deny, shadow_mode: true",
         "unit: day, requests_per_unit: 9, count_rejected: false",
         "concurrent: 3, max_duration: 90s",
+        "unit: day, requests_per_unit: 9, notify: [80%]",
     ] {
         let text = rule_file("", &[format!("{{{limit}}}")]);
         printed.extend(assert_texts_compile_to_equal_limits(&text).unwrap_or_else(|| panic!("invalid: {limit}")));

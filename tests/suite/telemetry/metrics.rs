@@ -222,6 +222,10 @@ tollkeeper_rule_decisions_total{domain="shop",rule="shop.pair.yearly"} 2
 tollkeeper_rule_decisions_total{domain="shop",rule="shop.region.team.user"} 1
 tollkeeper_rule_decisions_total{domain="shop",rule="shop.trial"} 3
 tollkeeper_rule_decisions_total{domain="shop",rule="shop.user"} 7
+tollkeeper_reached_levels_total{outcome="dropped"} 0
+tollkeeper_reached_levels_total{outcome="told"} 0
+tollkeeper_reached_levels_total{outcome="told_elsewhere"} 0
+tollkeeper_reached_levels_total{outcome="unconfirmed"} 0
 tollkeeper_rules 8
 tollkeeper_store_info{store="memory"} 1
 tollkeeper_store_lost 0

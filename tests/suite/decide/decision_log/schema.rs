@@ -30,7 +30,7 @@ fn close(schema: &mut Value) {
 }
 
 /// Asserts that every line is a record as the schema describes it.
-pub(super) fn assert_valid(lines: &str) {
+pub(in crate::decide) fn assert_valid(lines: &str) {
     let schema = strict();
     for line in lines.lines() {
         let record: Value = serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"));
@@ -67,6 +67,8 @@ fn examples_of_the_documentation_are_records() {
         assert_valid(example);
         let reader =
             tollkeeper::decide::log::reader::RecordReader::new("docs", std::io::Cursor::new(example.to_owned()));
-        assert_eq!(super::read_records(&mut reader.unwrap()).len(), example.lines().count());
+        // Tools that replay decisions leave levels out.
+        let read = example.lines().filter(|line| !line.contains(r#""type":"threshold""#));
+        assert_eq!(super::read_records(&mut reader.unwrap()).len(), read.count());
     }
 }
