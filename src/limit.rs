@@ -26,7 +26,7 @@ pub mod hold;
 pub mod pool;
 pub mod division;
 pub mod region_requests;
-mod key_checks;
+mod contradicting_keys;
 
 use std::fmt;
 use std::num::{NonZeroU16, NonZeroU32};
@@ -238,7 +238,7 @@ pub enum LimitError {
     },
     /// `requests_per_unit` is above 2^32 - 1, which only a fixed_window of one region counts.
     #[error("`requests_per_unit` above 4294967295 cannot be kept with {with}")]
-    NotAbove32Bits {
+    NotLarge {
         /// Key or algorithm that contradicts it, with what to write.
         with: &'static str,
     },
@@ -274,7 +274,7 @@ impl LimitError {
         match self {
             Self::Meaningless { key, .. } | Self::Zero { key } => key,
             Self::WindowTooLong { .. } => "window",
-            Self::LogTooLong { .. } | Self::NotAbove32Bits { .. } => "requests_per_unit",
+            Self::LogTooLong { .. } | Self::NotLarge { .. } => "requests_per_unit",
             Self::NotEventual { .. } => "consistency",
             Self::NotReserved { .. } => "reservations",
             Self::NotGlobal { .. } | Self::ReserveTooSmall { .. } => "scope",

@@ -8,7 +8,7 @@ use prost::bytes::Bytes;
 use prost_reflect::{DescriptorPool, DynamicMessage};
 use tollkeeper::base::pb::codec::{self, MAX_MESSAGE_FIELDS};
 use tollkeeper::base::pb::{self, RateLimitRequest, RateLimitResponse};
-use tollkeeper::limit::request::{Hits, MAX_SENT_HITS};
+use tollkeeper::limit::request::{Hits, MAX_HITS_OF_DESCRIPTOR};
 use tollkeeper::serve::grpc::decode;
 
 use super::decider;
@@ -66,7 +66,7 @@ fn same_in_the_pipeline(data: &[u8], message: &RateLimitRequest) {
     for (seen, sent) in request.descriptors.iter().zip(&message.descriptors) {
         let entries = seen.entries.iter().map(|entry| (entry.key, entry.value));
         assert!(entries.eq(sent.entries.iter().map(|entry| (&*entry.key, &*entry.value))));
-        let hits = sent.hits_addend.unwrap_or(u64::from(message.hits_addend.max(1))).min(MAX_SENT_HITS);
+        let hits = sent.hits_addend.unwrap_or(u64::from(message.hits_addend.max(1))).min(MAX_HITS_OF_DESCRIPTOR);
         let expected = match (hits, sent.is_negative_hits) {
             (0, _) => Hits::Peek,
             (_, true) => Hits::Refund(hits),

@@ -1,8 +1,8 @@
 //! Finds the levels of `notify` that charges reach, in the thread of the decision.
 //!
-//! The charge that takes a count from below a level to it, or above, knows it by its result. A rejection reaches the
-//! whole limit, also if its hits do not fit into what is left. Peeks, refunds, settlements, and charges that the store
-//! failed to make reach nothing.
+//! Each charge finds the levels that its counter has reached, so a charge whose answer was lost hides none. Those that
+//! this process has passed on in the period are left out. A rejection reaches the whole limit, also if its hits do not fit
+//! into what is left. Peeks, refunds, settlements, and charges that the store failed to make reach nothing.
 //!
 //! Decides: when a charge reaches a level of `notify`; the period in which a level is told once.
 
@@ -11,14 +11,14 @@ use super::decision_records::{to_limit_record, to_rule_record};
 use super::key_text::key_text;
 use super::log::record::{EntryRecord, ThresholdRecord};
 use super::outcome::DescriptorOutcome;
-use super::reached_levels::{ReachedLevel, ReachedLevels};
+use super::reached_levels::{LevelOfCounter, ReachedLevel, ReachedLevels};
 use super::selection::SelectedLimit;
 use crate::base::clock::Time;
+use crate::limit::Limit;
 use crate::limit::algorithm::{Algorithm, fixed_window};
 use crate::limit::charge::ChargeResult;
 use crate::limit::counter_path::CounterPath;
 use crate::limit::request::Hits;
-use crate::limit::{Consistency, Limit};
 use crate::rules::rule::RuleLogging;
 use crate::rules::rule::notify_levels::NotifyLevel;
 use crate::rules::rule::set::CompiledRule;
@@ -49,15 +49,15 @@ impl ChargedRequest<'_, '_, '_> {
             let of_rule = compiled.limits.get(selected.index).and_then(|limit| limit.notify.as_ref());
             let Some(levels) = of_rule.filter(|_| capacity > 0) else { continue };
             // Hits that do not fit use the limit up, though they are not counted.
-            let after = if result.admitted { result.after } else { result.after.max(capacity) };
-            // Hits of other replicas reach this one between two charges, so any charge above a level finds it reached.
-            let is_eventual = matches!(selected.limit.consistency(), Consistency::Eventual(_));
-            let before = if is_eventual { 0 } else { result.before };
+            let count = if result.admitted { result.after } else { result.after.max(capacity) };
             let until = end_of_period(&selected.limit, outcome.now);
-            for level in levels.reached(capacity, before, after) {
-                let id = identify(&path, &compiled.rule.limit_path(selected.index), level, until);
-                let found = LevelOfCharge { index, compiled, selected, result, level, until };
-                reached.send(id, until, outcome.now, |id| self.build_reached_level(id, &found));
+            for level in levels.reached(capacity, count) {
+                let known = LevelOfCounter { counter: selection.key ^ selected.counter().tag, level };
+                if !reached.has_sent(&known, outcome.now) {
+                    let id = identify(&path, &compiled.rule.limit_path(selected.index), level, until);
+                    let found = LevelOfCharge { index, compiled, selected, result, level, until };
+                    reached.send(known, outcome.now, || self.build_reached_level(id, &found));
+                }
             }
         }
     }

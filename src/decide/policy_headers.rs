@@ -82,11 +82,11 @@ impl Policy<'_> {
 #[cold]
 pub(super) fn policy_headers<'r>(
     charged: &ChargedRequest<'_, 'r, '_>,
-    response: ResponseKind,
+    kind: ResponseKind,
 ) -> impl Iterator<Item = Header<'r>> + use<'r> {
-    let policies = collect_policies(charged, response);
-    let is_shown = |policy: &&Policy<'_>| policy.rejects || matches!(response, ResponseKind::Admission);
-    let wait_s = match response {
+    let policies = collect_policies(charged, kind);
+    let is_shown = |policy: &&Policy<'_>| policy.rejects || matches!(kind, ResponseKind::Admission);
+    let wait_s = match kind {
         ResponseKind::Admission => None,
         ResponseKind::Rejection { wait_s } => wait_s,
     };
@@ -107,8 +107,8 @@ pub(super) fn policy_headers<'r>(
 
 /// Limits of the request that are not in shadow mode, in its order. Of several with one name the one with the fewest
 /// hits left.
-fn collect_policies<'a>(charged: &'a ChargedRequest<'_, '_, '_>, response: ResponseKind) -> SmallVec<[Policy<'a>; 4]> {
-    let is_rejected = matches!(response, ResponseKind::Rejection { .. });
+fn collect_policies<'a>(charged: &'a ChargedRequest<'_, '_, '_>, kind: ResponseKind) -> SmallVec<[Policy<'a>; 4]> {
+    let is_rejected = matches!(kind, ResponseKind::Rejection { .. });
     let quotas_reject = is_rejected && quotas_reject(charged.limit_verdicts());
     let mut policies: SmallVec<[Policy<'a>; 4]> = SmallVec::new();
     for (selection, outcome) in charged.selected.selections.iter().zip(charged.outcomes) {

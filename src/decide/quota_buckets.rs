@@ -22,7 +22,7 @@ use super::selected_request::SelectedRequest;
 use super::selection::{SelectedLimit, Selection, select_limits};
 use crate::limit::charge::{Charge, ChargeRequest, ChargeResult, Counter};
 use crate::limit::counter_path::CounterPath;
-use crate::limit::request::{Descriptor, Entry, Hits, MAX_SENT_HITS, Request};
+use crate::limit::request::{Descriptor, Entry, Hits, MAX_HITS_OF_DESCRIPTOR, Request};
 use crate::limit::{Limit, StoreFailurePolicy};
 use crate::rules::rule::RuleLogging;
 use crate::rules::rule::set::CompiledRule;
@@ -272,7 +272,10 @@ impl Decider {
     ) {
         let Some(mut request) = build_bucket_request(context, domain, entries) else { return };
         let Some(rules) = context.rules else { return };
-        request.descriptors.iter_mut().for_each(|descriptor| descriptor.hits = Hits::Charge(hits.min(MAX_SENT_HITS)));
+        request
+            .descriptors
+            .iter_mut()
+            .for_each(|descriptor| descriptor.hits = Hits::Charge(hits.min(MAX_HITS_OF_DESCRIPTOR)));
         let prepared = PreparedRequest::as_sent(rules, &request);
         let selections = select_limits(&self.behaviour, &prepared, Some(context.store.now));
         let Some(selection) = selections.first() else { return };

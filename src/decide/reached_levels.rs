@@ -4,17 +4,20 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::mpsc;
 
 use crate::base::clock::Time;
 use crate::base::named_enum::named_enum;
+use crate::rules::rule::notify_levels::NotifyLevel;
 
 /// Maximum number of reached levels that wait to be told; more are dropped, and counted.
 const MAX_WAITING: usize = 1_000;
 /// Maximum number of reached levels that are remembered. Beyond it, Redis alone knows what was told.
 const MAX_REMEMBERED: usize = 100_000;
+/// Least time between two removals of ended periods, which look at all levels under their lock.
+const SWEEP_INTERVAL_US: u64 = 1_000_000;
 
 /// A level that a key reached.
 #[derive(Clone, Debug)]
@@ -29,12 +32,45 @@ pub struct ReachedLevel {
     pub text: String,
 }
 
+/// A level of a counter, known to this process only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct LevelOfCounter {
+    /// Hash of the counter's path and of its limit.
+    pub(super) counter: u128,
+    /// The level.
+    pub(super) level: NotifyLevel,
+}
+
+/// Levels that this process passed on.
+#[derive(Debug, Default)]
+struct SentLevels {
+    /// Ends of their periods.
+    ends: HashMap<LevelOfCounter, Time>,
+    /// Last time that ended periods were removed.
+    swept_at: Time,
+}
+
+impl SentLevels {
+    /// Remembers a level. If there is no room, forgets one: Redis knows what was told.
+    fn insert(&mut self, level: LevelOfCounter, until: Time, now: Time) {
+        if self.ends.len() >= MAX_REMEMBERED && self.swept_at.plus_us(SWEEP_INTERVAL_US) <= now {
+            self.ends.retain(|_, until| now < *until);
+            self.swept_at = now;
+        }
+        if self.ends.len() >= MAX_REMEMBERED
+            && let Some(any) = self.ends.keys().next().copied()
+        {
+            self.ends.remove(&any);
+        }
+        self.ends.insert(level, until);
+    }
+}
+
 /// Reached levels on their way from the decisions to the task that tells them.
 #[derive(Debug)]
 pub struct ReachedLevels {
     sender: mpsc::Sender<ReachedLevel>,
-    /// Ends of periods, by the identity of what this process has reached in them.
-    remembered: Mutex<HashMap<String, Time>>,
+    sent: Mutex<SentLevels>,
     counts: [AtomicU64; LevelOutcome::ALL.len()],
 }
 
@@ -57,7 +93,7 @@ impl ReachedLevels {
     /// Creates the way, and its end.
     pub fn new() -> (Self, mpsc::Receiver<ReachedLevel>) {
         let (sender, receiver) = mpsc::channel(MAX_WAITING);
-        (Self { sender, remembered: Mutex::default(), counts: Default::default() }, receiver)
+        (Self { sender, sent: Mutex::default(), counts: Default::default() }, receiver)
     }
 
     /// Counts what became of a reached level.
@@ -70,24 +106,20 @@ impl ReachedLevels {
         LevelOutcome::ALL.into_iter().zip(&self.counts).map(|(outcome, count)| (outcome, count.load(Ordering::Relaxed)))
     }
 
-    /// Passes a reached level on, unless this process did so in the same period.
-    pub(super) fn send(&self, id: String, until: Time, now: Time, build: impl FnOnce(String) -> ReachedLevel) {
-        let mut remembered = self.remembered.lock().unwrap_or_else(PoisonError::into_inner);
-        if remembered.get(&id).is_some_and(|until| now < *until) {
-            return;
-        }
-        if remembered.len() >= MAX_REMEMBERED {
-            remembered.retain(|_, until| now < *until);
-        }
-        match self.sender.try_reserve() {
-            Ok(permit) => {
-                if remembered.len() < MAX_REMEMBERED {
-                    remembered.insert(id.clone(), until);
-                }
-                drop(remembered);
-                permit.send(build(id));
-            }
-            Err(_) => self.count(LevelOutcome::Dropped),
-        }
+    /// True if this process passed the level on in this period.
+    pub(super) fn has_sent(&self, level: &LevelOfCounter, now: Time) -> bool {
+        self.lock_sent().ends.get(level).is_some_and(|until| now < *until)
+    }
+
+    /// Passes a reached level on. One that is dropped is not remembered, so the next charge passes it on again.
+    pub(super) fn send(&self, level: LevelOfCounter, now: Time, build: impl FnOnce() -> ReachedLevel) {
+        let Ok(permit) = self.sender.try_reserve() else { return self.count(LevelOutcome::Dropped) };
+        let reached = build();
+        self.lock_sent().insert(level, reached.until, now);
+        permit.send(reached);
+    }
+
+    fn lock_sent(&self) -> MutexGuard<'_, SentLevels> {
+        self.sent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -207,8 +207,8 @@ pub(crate) fn effective_time(now: Time, last: Time, period_us: u64) -> Option<Ef
     (ahead_us <= period_us).then(|| EffectiveTime { at: now.max(last), ahead_us })
 }
 
-/// Most hits that holds take from a counter, 2^32 - 1: a record has 32 bits for them.
-pub(crate) const MOST_HELD_HITS: u64 = u32::MAX as u64;
+/// Maximum number of hits that holds take from a counter, 2^32 - 1: a record has 32 bits for them.
+pub(crate) const MAX_HELD_HITS: u64 = u32::MAX as u64;
 
 /// Clamps a count to 32 bits.
 pub fn clamp_to_u32(count: u64) -> u32 {

@@ -24,7 +24,7 @@ use super::algorithm::leaky_level::RememberedSize;
 use super::algorithm::state::State;
 use super::algorithm::stored_state::{MAX_LUA_INTEGER, MalformedReply, ReplyReader};
 use super::algorithm::{Algorithm, CountingMethod, fixed_window, token_bucket};
-use super::charge::{ChargeRequest, ChargeResult, MOST_HELD_HITS, clamp_to_u32, effective_time};
+use super::charge::{ChargeRequest, ChargeResult, MAX_HELD_HITS, clamp_to_u32, effective_time};
 use super::request::Hits;
 use crate::base::clock::Time;
 use crate::base::random::random_id;
@@ -174,8 +174,8 @@ impl Limit {
 
     /// Returns the limit under which used hits are charged, whatever its room: the refill of a bucket stays.
     const fn counting_all_hits(&self) -> Self {
-        let requests_per_unit = if self.holds_take_capacity() { self.requests_per_unit } else { MOST_HELD_HITS };
-        Self { requests_per_unit, capacity: MOST_HELD_HITS, count_rejected: true, ..*self }
+        let requests_per_unit = if self.holds_take_capacity() { self.requests_per_unit } else { MAX_HELD_HITS };
+        Self { requests_per_unit, capacity: MAX_HELD_HITS, count_rejected: true, ..*self }
     }
 }
 

@@ -12,7 +12,7 @@ use std::num::NonZeroU16;
 use super::algorithm::{Algorithm, CountingMethod};
 use super::{GlobalScope, Limit, LimitError, Overshoot, RegionConnection, RegionLossPolicy, Scope};
 use crate::base::text::format_milli_percent;
-use crate::limit::charge::{MOST_HELD_HITS, clamp_to_u32};
+use crate::limit::charge::{MAX_HELD_HITS, clamp_to_u32};
 
 /// Allowance of a region that admits everything while it is cut off, in hits.
 const UNLIMITED_ALLOWANCE: u64 = 1 << 40;
@@ -57,13 +57,13 @@ impl Limit {
         let regions = u64::from(self.region_count().get());
         let (requests_per_unit, capacity) = match scope {
             Some(RegionLossPolicy::Share) => {
-                let allowance = self.cut_off_allowance().min(MOST_HELD_HITS);
+                let allowance = self.cut_off_allowance().min(MAX_HELD_HITS);
                 (hits.saturating_add(allowance), capacity.saturating_add(allowance))
             }
             Some(RegionLossPolicy::Local) => {
                 (hits.max(self.requests_per_unit() / regions), capacity.max(self.capacity() / regions))
             }
-            Some(RegionLossPolicy::Allow) if self.requests_per_unit() > 0 => (MOST_HELD_HITS, MOST_HELD_HITS),
+            Some(RegionLossPolicy::Allow) if self.requests_per_unit() > 0 => (MAX_HELD_HITS, MAX_HELD_HITS),
             _ => (hits, capacity),
         };
         Self { requests_per_unit, scope: Scope::Region, in_region: None, ..*self }.with_capacity(capacity)

@@ -4,14 +4,14 @@
 //! other. Protobuf, JSON and command lines are converted to this form on arrival, so the decision path does not know
 //! their origin. A request without a domain or descriptors can be built; `decide` rejects it as invalid.
 //!
-//! Decides: how many hits a descriptor may have (`MAX_SENT_HITS`).
+//! Decides: how many hits a descriptor may have (`MAX_HITS_OF_DESCRIPTOR`).
 
 use std::fmt;
 
 use smallvec::SmallVec;
 
 /// Maximum number of hits that a descriptor can have, 2^53 - 1; larger numbers are clamped.
-pub const MAX_SENT_HITS: u64 = (1 << 53) - 1;
+pub const MAX_HITS_OF_DESCRIPTOR: u64 = (1 << 53) - 1;
 
 /// Maximum number of hits of one charge; larger numbers are clamped, unless all counters are fixed windows and one has
 /// a limit above 2^32 - 1.
@@ -84,16 +84,16 @@ pub struct LimitOverride {
 pub enum Hits {
     /// No hits: reads the counter without charging; admitted if one more hit would be.
     Peek,
-    /// Number of hits to charge, 1 to [`MAX_SENT_HITS`].
+    /// Number of hits to charge, 1 to [`MAX_HITS_OF_DESCRIPTOR`].
     Charge(u64),
-    /// Number of hits to refund, 1 to [`MAX_SENT_HITS`]; never rejected.
+    /// Number of hits to refund, 1 to [`MAX_HITS_OF_DESCRIPTOR`]; never rejected.
     Refund(u64),
 }
 
 impl Hits {
-    /// Creates a charge of `count` hits, or a refund if `negative`; 0 is a peek. Clamps to [`MAX_SENT_HITS`].
+    /// Creates a charge of `count` hits, or a refund if `negative`; 0 is a peek. Clamps to [`MAX_HITS_OF_DESCRIPTOR`].
     pub const fn new(count: u64, negative: bool) -> Self {
-        let count = if count > MAX_SENT_HITS { MAX_SENT_HITS } else { count };
+        let count = if count > MAX_HITS_OF_DESCRIPTOR { MAX_HITS_OF_DESCRIPTOR } else { count };
         match (count, negative) {
             (0, _) => Self::Peek,
             (_, false) => Self::Charge(count),

@@ -9,22 +9,27 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use crate::base::clock::Clock;
 use crate::decide::reached_levels::{LevelOutcome, ReachedLevel};
 use crate::serve::grpc::service::RateLimitService;
 use crate::settings::store::StoreSettings;
+use crate::store::client::redis::error::RedisError;
 use crate::store::client::redis::key_connection::KeyOwnerConnection;
 use crate::store::client::redis::resp::Reply;
 use crate::telemetry::log_throttle::LogThrottle;
 
 /// Upper bound on the wait for Redis.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(2);
-/// Number of tries of Redis for a level; one while the try before has failed.
+/// Number of tries of Redis for a level.
 const MAX_TRIES: u32 = 3;
 /// Pause between two tries.
 const PAUSE: Duration = Duration::from_millis(500);
+/// Time for which Redis is not asked after that many tries failed, so that levels do not wait for each other.
+const PAUSE_AFTER_FAILURE: Duration = Duration::from_secs(5);
+/// Interval of the line that tells a level.
+const LEVEL_LOG_INTERVAL: Duration = Duration::from_secs(1);
 /// Time for which Redis keeps what was told after the end of the period: clocks of replicas differ.
 const KEPT_AFTER_PERIOD_MS: u64 = 60_000;
 /// Interval of the warning that Redis fails.
@@ -36,7 +41,8 @@ pub struct ReachedLevelNotifier {
     /// The Redis of the counters, and the start of keys there; `None`: replicas share nothing.
     redis: Option<(KeyOwnerConnection, String)>,
     service: Arc<RateLimitService>,
-    has_failed: bool,
+    /// Time until which Redis is not asked.
+    paused_until: Option<Instant>,
 }
 
 impl ReachedLevelNotifier {
@@ -49,7 +55,7 @@ impl ReachedLevelNotifier {
             }
             StoreSettings::Memory | StoreSettings::Memcache(_) => None,
         };
-        Self { redis, service, has_failed: false }
+        Self { redis, service, paused_until: None }
     }
 
     /// Tells reached levels until the decisions end.
@@ -64,10 +70,13 @@ impl ReachedLevelNotifier {
     }
 
     fn tell(&self, level: &ReachedLevel, is_unconfirmed: bool) {
+        static LEVEL_LOG: LogThrottle = LogThrottle::every(LEVEL_LOG_INTERVAL);
         if let Some(log) = &self.service.decider.log {
             log.write_line(&line_of(level, is_unconfirmed));
         }
-        tracing::info!(unconfirmed = is_unconfirmed, "limit used up to a level: {}", level.text);
+        if let Some(suppressed) = LEVEL_LOG.allow(Clock::System.now()) {
+            tracing::info!(unconfirmed = is_unconfirmed, suppressed, "limit used up to a level: {}", level.text);
+        }
         self.count(if is_unconfirmed { LevelOutcome::Unconfirmed } else { LevelOutcome::Told });
     }
 
@@ -79,28 +88,34 @@ impl ReachedLevelNotifier {
     async fn claim(&mut self, level: &ReachedLevel) -> Claim {
         static FAILURE_LOG: LogThrottle = LogThrottle::every(LOG_INTERVAL);
         let Some((connection, prefix)) = &mut self.redis else { return Claim::Won };
+        if self.paused_until.is_some_and(|until| Instant::now() < until) {
+            return Claim::Unknown;
+        }
         let key = format!("{prefix}{}", level.id);
         let left_ms = level.until.since_us(Clock::System.now()) / 1000;
         let life_ms = (left_ms + KEPT_AFTER_PERIOD_MS).to_string();
         let words: [&[u8]; 6] = [b"SET", key.as_bytes(), b"1", b"NX", b"PX", life_ms.as_bytes()];
+        // The command may have run without a reply: then the key that the next try finds may be this process's own.
+        let mut may_have_run = false;
         for number in 1..=MAX_TRIES {
             match connection.call(&words, REPLY_TIMEOUT).await {
-                Ok(reply) => {
-                    self.has_failed = false;
-                    return if reply == Reply::Null { Claim::Lost } else { Claim::Won };
-                }
+                Ok(Reply::Null) if may_have_run => return Claim::Unknown,
+                Ok(Reply::Null) => return Claim::Lost,
+                Ok(_) => return Claim::Won,
                 Err(error) => {
+                    may_have_run |= matches!(error.kind, RedisError::Timeout | RedisError::Broken);
                     if let Some(suppressed) = FAILURE_LOG.allow(Clock::System.now()) {
-                        tracing::warn!(%error, suppressed, "cannot ask Redis whether another replica told a level of `notify`: it may be told twice");
+                        let what =
+                            "cannot ask Redis whether another replica told a level of `notify`: it may be told twice";
+                        tracing::warn!(%error, suppressed, "{what}");
                     }
                 }
             }
-            if self.has_failed || number == MAX_TRIES {
-                break;
+            if number < MAX_TRIES {
+                sleep(PAUSE).await;
             }
-            sleep(PAUSE).await;
         }
-        self.has_failed = true;
+        self.paused_until = Some(Instant::now() + PAUSE_AFTER_FAILURE);
         Claim::Unknown
     }
 }

@@ -462,7 +462,7 @@ fn report_limit_error(
         LimitError::Meaningless { .. } => "remove it; a leaky_bucket never counts rejected hits",
         LimitError::Zero { .. } => "write a larger number",
         LimitError::LogTooLong { .. } => "write `algorithm: sliding_window_counter`, which keeps two numbers",
-        LimitError::NotAbove32Bits { .. } => "write a smaller number, or count larger units",
+        LimitError::NotLarge { .. } => "write a smaller number, or count larger units",
         LimitError::NotEventual { .. } | LimitError::NotGlobal { .. } | LimitError::NotReserved { .. } => {
             "remove one of them"
         }

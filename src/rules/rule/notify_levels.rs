@@ -15,7 +15,7 @@ pub const MAX_NOTIFY_LEVELS: usize = 8;
 pub struct NotifyLevels(Arc<[NotifyLevel]>);
 
 /// Share of a limit, in thousandths of a percent, 1 % to 100 %.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NotifyLevel {
     /// The share.
     pub milli_percent: u32,
@@ -52,14 +52,9 @@ impl NotifyLevels {
         (are_distinct && (1..=MAX_NOTIFY_LEVELS).contains(&levels.len())).then(|| Self(levels.into()))
     }
 
-    /// Levels of a limit of `capacity` hits that a charge reaches: above `before`, up to `after`.
-    pub fn reached(&self, capacity: u64, before: u64, after: u64) -> impl Iterator<Item = NotifyLevel> {
-        self.0.iter().copied().filter(move |level| (before + 1..=after).contains(&level.hits_of(capacity)))
-    }
-
-    /// True if the whole limit is one of the levels.
-    pub fn has_whole(&self) -> bool {
-        self.0.last() == Some(&NotifyLevel::WHOLE)
+    /// Levels that `count` hits of a limit of `capacity` hits have reached.
+    pub fn reached(&self, capacity: u64, count: u64) -> impl Iterator<Item = NotifyLevel> {
+        self.0.iter().copied().take_while(move |level| level.hits_of(capacity) <= count)
     }
 }
 

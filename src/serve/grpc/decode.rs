@@ -39,7 +39,7 @@ pub fn check_descriptor_count(request: &Request<'_>, max: usize) -> Result<(), T
     if count <= max { Ok(()) } else { Err(TooManyDescriptors { count, max }) }
 }
 
-/// Converts a decoded message. Hits are clamped to [`crate::limit::request::MAX_SENT_HITS`].
+/// Converts a decoded message. Hits are clamped to [`crate::limit::request::MAX_HITS_OF_DESCRIPTOR`].
 pub fn convert_request(message: &RateLimitRequest) -> Request<'_> {
     let hits_addend = message.hits_addend;
     Request {

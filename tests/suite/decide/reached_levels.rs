@@ -2,7 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::io::{Read as _, Write as _};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use proptest::prelude::*;
@@ -121,6 +125,9 @@ fn levels_are_dropped_and_counted_if_too_many_wait() {
         levels.counts_by_outcome().find(|(outcome, _)| *outcome == LevelOutcome::Dropped).unwrap().1
     };
     assert_eq!(service.inner.decider.reached_levels.as_ref().map(dropped), Some(500));
+    // What was dropped is told with the next request that finds it reached.
+    all(1_400, 1_500);
+    assert_eq!(told(&mut reached).len(), 100);
 }
 
 proptest! {
@@ -206,7 +213,11 @@ fn ask(server: &Tollkeeper, key: &str, value: &str) {
 
 fn logging(setup: Setup, path: &Path) -> Setup {
     let log = format!("file:{}", path.display());
-    setup.env("TOLLKEEPER_DECISION_LOG", log).env("TOLLKEEPER_DECISION_LOG_WHEN", "errors").env("LOG_LEVEL", "info")
+    setup
+        .env("TOLLKEEPER_DECISION_LOG", log)
+        .env("TOLLKEEPER_DECISION_LOG_WHEN", "errors")
+        .env("LOG_LEVEL", "info")
+        .env("TOLLKEEPER_STORE_TIMEOUT", "5s")
 }
 
 #[test]
@@ -241,7 +252,7 @@ fn replicas_on_one_redis_tell_each_level_once() {
         servers.iter().map(|(_, port)| scrape(port.number()).count(&name)).sum::<u64>()
     };
     assert_eq!([count("told"), count("unconfirmed"), count("dropped")], [12, 0, 0]);
-    assert!(count("told_elsewhere") <= 6, "each other replica finds a level of the eventual limit once");
+    assert!(count("told_elsewhere") <= 24, "each of the other two replicas finds a level once");
 }
 
 #[test]
@@ -279,4 +290,72 @@ fn request_with_many_descriptors_tells_all_its_levels() {
     let request = (0..20).fold(TestRequest::new("shop"), |request, n| request.descriptor(&[("k", &n.to_string())]));
     decide(&service, &request);
     assert_eq!(told(&mut reached).len(), 20);
+}
+
+#[test]
+fn rejection_by_a_limit_that_was_lowered_reaches_it() {
+    let rules = |limit: u32| {
+        format!("descriptors:\n  - {{key: k, rate_limit: {{unit: day, requests_per_unit: {limit}, notify: [100%]}}}}")
+    };
+    let (service, mut reached) = service(&rules(10));
+    decide(&service, &shop_request("k").hits(6));
+    load_shop_rules(&service, &rules(4));
+    for _ in 0..2 {
+        assert!(decide(&service, &shop_request("k")).over_limit());
+    }
+    assert_eq!(told(&mut reached), ["100% of k=: 7"]);
+}
+
+/// Starts a proxy before Redis that ends the connection of the first claim of a level in place of its reply.
+fn start_proxy_that_loses_a_reply(redis: String) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let has_lost = Arc::new(AtomicBool::new(false));
+    thread::spawn(move || {
+        for client in listener.incoming() {
+            let (Ok(client), Ok(server)) = (client, TcpStream::connect(&redis)) else { return };
+            let loses_reply = Arc::new(AtomicBool::new(false));
+            let (mut from_client, mut to_server) = (client.try_clone().unwrap(), server.try_clone().unwrap());
+            let (has_lost, is_claim) = (Arc::clone(&has_lost), Arc::clone(&loses_reply));
+            thread::spawn(move || {
+                pass_bytes(&mut from_client, &mut to_server, |sent| {
+                    let is_level = String::from_utf8_lossy(sent).contains("reached_levels");
+                    if is_level && !has_lost.swap(true, Ordering::Relaxed) {
+                        is_claim.store(true, Ordering::Relaxed);
+                    }
+                    true
+                });
+            });
+            let (mut from_server, mut to_client) = (server, client);
+            thread::spawn(move || {
+                pass_bytes(&mut from_server, &mut to_client, |_| !loses_reply.load(Ordering::Relaxed));
+            });
+        }
+    });
+    address
+}
+
+/// Passes bytes on until the connection ends, or `passes` says no; then ends it.
+fn pass_bytes(from: &mut TcpStream, to: &mut TcpStream, passes: impl Fn(&[u8]) -> bool) {
+    let mut buffer = [0; 65_536];
+    while let Ok(read @ 1..) = from.read(&mut buffer) {
+        if !passes(&buffer[..read]) || to.write_all(&buffer[..read]).is_err() {
+            break;
+        }
+    }
+    drop((from.shutdown(Shutdown::Both), to.shutdown(Shutdown::Both)));
+}
+
+#[test]
+fn level_whose_claim_lost_its_reply_is_told_unconfirmed() {
+    let redis = options().start();
+    let files = tempfile::tempdir().unwrap();
+    let path = files.path().join("log.jsonl");
+    let address = start_proxy_that_loses_a_reply(redis.address());
+    let setup = logging(with_rules(RULES), &path);
+    let server = setup.env("REDIS_SOCKET_TYPE", "tcp").env("REDIS_URL", address).start();
+    (0..160).for_each(|_| ask(&server, "user", "ann"));
+    let records = wait_for("the levels", || Some(logged_levels(&path)).filter(|records| records.len() == 2));
+    let told: Vec<_> = records.iter().map(|record| (&record["level"], record["unconfirmed"] == true)).collect();
+    assert_eq!(told, [(&Value::from("50%"), true), (&Value::from("80%"), false)]);
 }

@@ -36,7 +36,7 @@ const NEW_YEAR: Time = Time::from_secs(1_767_225_600);
 const TEMPLATE: &str = "tests/suite/docs/cookbook/envoy.yaml";
 
 /// Headings of the page; each recipe has a test below, which names its number.
-const RECIPES: [&str; 31] = [
+const RECIPES: [&str; 32] = [
     "Premium users get more",
     "A limit for one path and method",
     "So many a day, and bursts",
@@ -68,6 +68,7 @@ const RECIPES: [&str; 31] = [
     "Tokens of output that cost more",
     "Bytes in and out as a monthly quota",
     "A usage page for each tenant",
+    "A budget in micro-dollars, told at 80 percent",
 ];
 
 /// A recipe's tollkeeper behind a recipe's Envoy.
@@ -686,6 +687,33 @@ fn tokens_are_charged_after_the_answer() {
     }
     assert_limit(0, &request("ann"));
     assert_unlimited(1, &request("bob"));
+}
+
+#[test]
+fn budget_is_told_at_80_percent_and_shown_whole() {
+    let recipe = Recipe::find(32);
+    let setup = |setup: Setup| setup.env("TOLLKEEPER_POLICY_HEADERS", "true").env("LOG_LEVEL", "info");
+    let served = Served::start_with(&recipe, setup);
+    let request = |cost: &str| {
+        let response = served.envoy.get("/chat").header("x-team", "red").header("x-test-cost", cost).send();
+        assert_eq!(response.status, 200, "{response:?}");
+        response
+    };
+    let level = "limit used up to a level: 80% of budget.team reached for team=red: 24000000000 of 30000000000";
+    for number in 1..=24_u64 {
+        assert!(!served.tollkeeper.stderr().contains(level), "request {number}");
+        request("1000000000");
+        wait_for("the cost to be reported", || {
+            (served.envoy.stat("cluster.tollkeeper.upstream_rq_completed") >= number * 2).then_some(())
+        });
+    }
+    wait_for("the level", || served.tollkeeper.stderr().contains(level).then_some(()));
+    // A cost that Envoy drops changes nothing.
+    request("1000000001");
+    let shown = request("1");
+    assert_eq!(shown.header("ratelimit-policy").unwrap(), "\"budget\";q=30000000000");
+    assert!(shown.header("ratelimit").unwrap().starts_with("\"budget\";r=6000000000;t="), "{shown:?}");
+    assert_eq!(served.tollkeeper.stderr().matches("limit used up to a level").count(), 1);
 }
 
 #[test]

@@ -13,7 +13,7 @@ use tollkeeper::base::pb::rate_limit_response::{Code, Quota, quota, rate_limit};
 use tollkeeper::base::pb::{RateLimitDescriptor, RateLimitRequest, RateLimitResponse, RateLimitUnit};
 use tollkeeper::decide::decision::{CurrentLimit, Decision, Header, ReportedStatus};
 use tollkeeper::limit::period::{Period, Unit};
-use tollkeeper::limit::request::{self, Hits, LimitOverride, MAX_SENT_HITS};
+use tollkeeper::limit::request::{self, Hits, LimitOverride, MAX_HITS_OF_DESCRIPTOR};
 use tollkeeper::serve::grpc::{decode, encode};
 
 /// A request with one descriptor.
@@ -52,14 +52,14 @@ fn hits_default_from_descriptor_to_request_to_one() {
         (7, Some(0), false, Hits::Peek),
         (7, Some(1), false, Hits::Charge(1)),
         (0, Some(9), false, Hits::Charge(9)),
-        (0, Some(MAX_SENT_HITS), false, Hits::Charge(MAX_SENT_HITS)),
-        (0, Some(MAX_SENT_HITS + 1), false, Hits::Charge(MAX_SENT_HITS)),
-        (0, Some(u64::MAX), false, Hits::Charge(MAX_SENT_HITS)),
+        (0, Some(MAX_HITS_OF_DESCRIPTOR), false, Hits::Charge(MAX_HITS_OF_DESCRIPTOR)),
+        (0, Some(MAX_HITS_OF_DESCRIPTOR + 1), false, Hits::Charge(MAX_HITS_OF_DESCRIPTOR)),
+        (0, Some(u64::MAX), false, Hits::Charge(MAX_HITS_OF_DESCRIPTOR)),
         (0, None, true, Hits::Refund(1)),
         (7, None, true, Hits::Refund(7)),
         (7, Some(0), true, Hits::Peek),
         (7, Some(3), true, Hits::Refund(3)),
-        (0, Some(u64::MAX), true, Hits::Refund(MAX_SENT_HITS)),
+        (0, Some(u64::MAX), true, Hits::Refund(MAX_HITS_OF_DESCRIPTOR)),
     ];
     for (request_hits, of_descriptor, is_negative_hits, expected) in table {
         let descriptor =

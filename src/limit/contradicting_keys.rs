@@ -1,7 +1,7 @@
 //! Keys of a limit that contradict its algorithm or each other, with the reason for people.
 //!
 //! Decides: a log over `TOLLKEEPER_LOG_MAX`; which limits can be eventual (`NotEventual`), global or reserved.
-//! Decides: which limits can be above 2^32 - 1 (`NotAbove32Bits`).
+//! Decides: which limits can be above 2^32 - 1 (`NotLarge`).
 
 use super::algorithm::{Algorithm, AlgorithmProperties, CapacityRuleKey, DelayPolicy, RejectedHitsPolicy};
 use super::ban::Ban;
@@ -14,7 +14,7 @@ impl LimitSpec {
         let algorithm = self.algorithm;
         let meaningless = |key| Err(LimitError::Meaningless { key, algorithm });
         if self.requests_per_unit > u64::from(u32::MAX) {
-            self.check_above_32_bits()?;
+            self.check_large()?;
         }
         if self.bucket_size.is_some() && properties.capacity != CapacityRuleKey::BucketSize {
             return meaningless("bucket_size");
@@ -55,14 +55,14 @@ impl LimitSpec {
     }
 
     /// Checks that the limit counts numbers above 2^32 - 1.
-    fn check_above_32_bits(&self) -> Result<(), LimitError> {
+    fn check_large(&self) -> Result<(), LimitError> {
         let with = match (self.algorithm, self.scope) {
             _ if self.requests_per_unit > MAX_REQUESTS_PER_UNIT => "numbers above 9007199254740991, the largest of all",
             (Algorithm::FixedWindow, None | Some(Scope::Region)) => return Ok(()),
             (Algorithm::FixedWindow, Some(Scope::Global(_))) => "`scope: global`",
             _ => "this algorithm: use `algorithm: fixed_window`",
         };
-        Err(LimitError::NotAbove32Bits { with })
+        Err(LimitError::NotLarge { with })
     }
 
     /// Reason why a limit with these keys cannot have reservations, for people; `None` if it can.
