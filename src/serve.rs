@@ -8,6 +8,7 @@ pub mod health;
 pub mod grpc;
 pub mod quota;
 pub mod blocks;
+pub mod level_webhook;
 pub mod reached_level_notifier;
 mod redis_stream;
 pub mod metrics_collector;

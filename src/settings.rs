@@ -38,6 +38,7 @@ pub mod tracing;
 pub mod otlp_metrics;
 pub mod decision_log;
 pub mod store;
+pub mod webhook;
 pub mod fleet;
 pub mod environment;
 pub mod report;
@@ -66,6 +67,7 @@ use rules::RuleSettings;
 use store::StoreSettings;
 use tracing::TracingSettings;
 use values::{EnvironmentFindings, Values};
+use webhook::WebhookSettings;
 use xds::XdsSettings;
 
 use crate::telemetry::listener_stats::OutgoingTlsConnection;
@@ -99,6 +101,8 @@ pub struct Settings {
     pub logs: LogSettings,
     /// Decision log; `None` means that there is none.
     pub decision_log: Option<DecisionLogSettings>,
+    /// Webhook of levels that keys reach; `None` means that there is none.
+    pub webhook: Option<WebhookSettings>,
     /// View of all replicas, and the form of rejected keys.
     pub fleet: FleetSettings,
     /// Destinations of metrics.
@@ -151,6 +155,7 @@ impl Settings {
         let fleet = FleetSettings::from_values(&mut values, &store);
         let counters = store.redis().map(|redis| &redis.main);
         let decision_log = DecisionLogSettings::from_values(&mut values, counters, fleet.secret.as_ref());
+        let webhook = WebhookSettings::from_values(&mut values);
         let on_store_error = values.get(&TOLLKEEPER_ON_STORE_ERROR);
         let listeners = Listeners::from_values(&mut values);
         let settings = Self {
@@ -167,6 +172,7 @@ impl Settings {
             shutdown: ShutdownSettings::from_values(&mut values),
             logs: LogSettings::from_values(&values),
             decision_log,
+            webhook,
             fleet,
             metrics: MetricsSettings::from_values(&mut values),
             tracing: TracingSettings::from_values(&mut values),

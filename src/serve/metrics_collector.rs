@@ -29,6 +29,7 @@ use crate::rules::plan_table::live::LiveTable;
 use crate::rules::xds::status::StreamState;
 use crate::serve::grpc::service::RateLimitService;
 use crate::serve::health::Health;
+use crate::serve::level_webhook::WEBHOOK_COUNTS;
 use crate::serve::quota::service::QuotaService;
 use crate::telemetry::http2_refusals::{HTTP2_REFUSALS, RefusalReason};
 use crate::telemetry::listener_stats::{ExceededLimit, OutgoingTlsConnection, RESET_STREAMS, StatsByListener};
@@ -294,6 +295,10 @@ fn emit_service(service: &RateLimitService, emit: &mut dyn FnMut(Family)) {
     }
     if let Some(log) = &service.decider.log {
         emit(build_decision_log_family(log));
+    }
+    if let Some(counts) = WEBHOOK_COUNTS.counts_by_outcome() {
+        let help = "Total number of requests to the webhook of levels: sent, failed, or dropped by the full queue.";
+        emit(Family::counter_by_label("tollkeeper_level_webhook_requests_total", help, "outcome", counts));
     }
     if let Some(levels) = &service.decider.reached_levels {
         let help = "Total number of levels of `notify` that keys reached, by what became of them.";

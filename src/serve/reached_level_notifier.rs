@@ -14,6 +14,7 @@ use tokio::time::{Instant, sleep};
 use crate::base::clock::Clock;
 use crate::decide::reached_levels::{LevelOutcome, ReachedLevel};
 use crate::serve::grpc::service::RateLimitService;
+use crate::serve::level_webhook::LevelWebhook;
 use crate::settings::store::StoreSettings;
 use crate::store::client::redis::error::RedisError;
 use crate::store::client::redis::key_connection::KeyOwnerConnection;
@@ -41,13 +42,14 @@ pub struct ReachedLevelNotifier {
     /// The Redis of the counters, and the start of keys there; `None`: replicas share nothing.
     redis: Option<(KeyOwnerConnection, String)>,
     service: Arc<RateLimitService>,
+    webhook: Option<LevelWebhook>,
     /// Time until which Redis is not asked.
     paused_until: Option<Instant>,
 }
 
 impl ReachedLevelNotifier {
     /// Creates the task; it connects to Redis with the first level. Needs a tokio runtime.
-    pub fn new(service: Arc<RateLimitService>, store: &StoreSettings) -> Self {
+    pub fn new(service: Arc<RateLimitService>, store: &StoreSettings, webhook: Option<LevelWebhook>) -> Self {
         let redis = match store {
             StoreSettings::Redis(settings) => {
                 let prefix = format!("{}tk1:{{reached_levels}}:", settings.key_prefix);
@@ -55,7 +57,7 @@ impl ReachedLevelNotifier {
             }
             StoreSettings::Memory | StoreSettings::Memcache(_) => None,
         };
-        Self { redis, service, paused_until: None }
+        Self { redis, service, webhook, paused_until: None }
     }
 
     /// Tells reached levels until the decisions end.
@@ -71,8 +73,12 @@ impl ReachedLevelNotifier {
 
     fn tell(&self, level: &ReachedLevel, is_unconfirmed: bool) {
         static LEVEL_LOG: LogThrottle = LogThrottle::every(LEVEL_LOG_INTERVAL);
+        let line = line_of(level, is_unconfirmed);
         if let Some(log) = &self.service.decider.log {
-            log.write_line(&line_of(level, is_unconfirmed));
+            log.write_line(&line);
+        }
+        if let Some(webhook) = &self.webhook {
+            webhook.send(&level.id, &line);
         }
         if let Some(suppressed) = LEVEL_LOG.allow(Clock::System.now()) {
             tracing::info!(unconfirmed = is_unconfirmed, suppressed, "limit used up to a level: {}", level.text);

@@ -65,6 +65,7 @@ use crate::serve::http::browser_protection::AllowedHosts;
 use crate::serve::http::live_events::LiveEvents;
 use crate::serve::http::page_builder::PageBuilder;
 use crate::serve::http::report_pages::record_history_each_minute;
+use crate::serve::level_webhook::WebhookTarget;
 use crate::serve::metrics_collector::MetricsCollector;
 use crate::serve::quota::service::QuotaService;
 use crate::serve::reached_level_notifier::ReachedLevelNotifier;
@@ -93,7 +94,7 @@ use crate::telemetry::traces::{ExportThreadContext, SpanQueue, Tracer};
 /// end of the shutdown.
 pub async fn run_server(settings: Settings, source: SourceConfig) -> Result<(), ServerError> {
     let listener_stats = Arc::new(StatsByListener::default());
-    let StartupResources { guards, prometheus_page, exporter, metric_exporter, logged_values, fleet_secret } =
+    let StartupResources { guards, prometheus_page, exporter, metric_exporter, logged_values, fleet_secret, webhook } =
         StartupResources::load_files_and_check_addresses(&settings, &listener_stats).map_err(ServerError::Startup)?;
     let listeners = BoundListeners::open_all(&settings, guards).map_err(|error| ServerError::Startup(vec![error]))?;
     let mut signals = Signals::install_handlers().map_err(error_naming_resource("signal handlers"))?;
@@ -131,7 +132,10 @@ pub async fn run_server(settings: Settings, source: SourceConfig) -> Result<(), 
     background.spawn(watch_expiry_of_presented_certificates(settings.presented_certificates(), listener_stats));
     background.spawn(follow_store_health(Arc::clone(&service), store_health));
     background.spawn(measure_task_lag());
-    background.spawn(ReachedLevelNotifier::new(Arc::clone(&service), &settings.store).tell_all(levels_to_tell));
+    let webhook =
+        webhook.map(WebhookTarget::start).transpose().map_err(error_naming_resource("the thread of the webhook"))?;
+    let notifier = ReachedLevelNotifier::new(Arc::clone(&service), &settings.store, webhook);
+    background.spawn(notifier.tell_all(levels_to_tell));
     listeners.log_start(&build_start_summary(&settings, &service));
     let mut serving = listeners
         .start_serving(&settings, &state, &grpc_health, &stopping)

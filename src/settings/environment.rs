@@ -15,11 +15,11 @@ use super::setting::{AnySetting, SettingGroup};
 use super::values::{EnvironmentFindings, Variable};
 use super::{
     client_limits, cloud_identity, counters, decision_log, decisions, fleet, grpc, listeners, logs, memcache, metrics,
-    otlp_metrics, process, redis, rules, tls, tracing, xds,
+    otlp_metrics, process, redis, rules, tls, tracing, webhook, xds,
 };
 
 /// All groups of settings.
-pub static SETTING_GROUPS: [&SettingGroup; 19] = [
+pub static SETTING_GROUPS: [&SettingGroup; 20] = [
     &listeners::GROUP,
     &grpc::GROUP,
     &client_limits::GROUP,
@@ -30,6 +30,7 @@ pub static SETTING_GROUPS: [&SettingGroup; 19] = [
     &process::GROUP,
     &logs::GROUP,
     &decision_log::GROUP,
+    &webhook::GROUP,
     &metrics::GROUP,
     &fleet::GROUP,
     &tracing::GROUP,

@@ -6,7 +6,7 @@ mod candidates;
 mod times;
 mod blocks;
 mod failure_policies;
-mod decision_log;
+pub(crate) mod decision_log;
 mod request_headers;
 mod policy_headers;
 mod reached_levels;

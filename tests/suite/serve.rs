@@ -15,6 +15,7 @@ mod reports;
 mod debug_pages;
 mod console;
 mod fleet;
+mod level_webhook;
 mod quota;
 pub(crate) mod envoy;
 mod connections;

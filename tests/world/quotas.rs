@@ -266,7 +266,7 @@ impl World {
             Decision { passes: false, .. } => "denied",
         });
         if decision.passes && decision.basis == Basis::Assignment {
-            report.admitted.push(Hits::at(name, now_ms, redis_us));
+            report.admitted.push(Hits::of_proxy_at(name, now_ms, redis_us));
         }
     }
 
@@ -297,6 +297,7 @@ impl World {
                     until_ms,
                     redis_from_us: from_us,
                     redis_until_us: until_us,
+                    by_proxy: false,
                 });
             }
         });

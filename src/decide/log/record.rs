@@ -81,8 +81,8 @@ declare_record! {
     /// A level of `notify` that a key reached.
     #[derive(Clone, Debug, PartialEq)]
     pub struct ThresholdRecord<'a> {
-        /// Random id of the process.
-        process: RecordText<'a>,
+        /// Random id of the process; empty without a decision log.
+        process: RecordText<'a> = default,
         /// Zone of the replica; empty if it has none.
         zone: RecordText<'a> = default,
         /// Arrival of the request that reached the level, in microseconds since the Unix epoch.

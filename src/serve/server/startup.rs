@@ -19,6 +19,7 @@ use crate::decide::log::value_form::ValueForm;
 use crate::rules::{defaults_file, xds};
 use crate::serve::http::admin_token;
 use crate::serve::http::app_state::{self, PrometheusPageConfig};
+use crate::serve::level_webhook::WebhookTarget;
 use crate::settings::Settings;
 use crate::settings::credentials::SecretSource;
 use crate::settings::problem::UnusableSetting;
@@ -43,6 +44,7 @@ pub(super) struct StartupResources {
     pub(super) logged_values: Option<ValueForm>,
     /// Secret shared by all replicas, which authenticates their summaries and hashes values of rejected keys.
     pub(super) fleet_secret: Option<Secret>,
+    pub(super) webhook: Option<WebhookTarget>,
 }
 
 impl StartupResources {
@@ -70,6 +72,8 @@ impl StartupResources {
         // If the decision log failed, it has already reported the same key file.
         let secret = secret.map_err(|unusable| values.is_some().then_some(unusable));
         let fleet_secret = ok_or_collect_errors(&mut errors, secret).flatten();
+        let webhook = settings.webhook.as_ref().map(WebhookTarget::load).transpose();
+        let webhook = ok_or_collect_errors(&mut errors, webhook.map_err(Some)).flatten();
         if !errors.is_empty() {
             return Err(errors);
         }
@@ -80,6 +84,7 @@ impl StartupResources {
             metric_exporter,
             logged_values: values.flatten(),
             fleet_secret,
+            webhook,
         })
     }
 }

@@ -11,7 +11,7 @@ mod record;
 mod redis;
 mod rules;
 mod sample;
-pub(super) mod schema;
+pub(crate) mod schema;
 mod stalled;
 mod stream;
 mod stream_settings;

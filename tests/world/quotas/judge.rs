@@ -42,12 +42,15 @@ pub struct Hits {
     pub redis_from_us: u64,
     /// Latest time of Redis, in microseconds.
     pub redis_until_us: u64,
+    /// A proxy admitted it, not a call over RLS.
+    pub by_proxy: bool,
 }
 
 impl Hits {
-    /// A hit whose time is known.
-    pub const fn at(name: BucketName, at_ms: u64, redis_us: u64) -> Self {
-        Self { name, from_ms: at_ms, until_ms: at_ms, redis_from_us: redis_us, redis_until_us: redis_us }
+    /// A hit of a proxy, whose time is known.
+    pub const fn of_proxy_at(name: BucketName, at_ms: u64, redis_us: u64) -> Self {
+        let (from_ms, until_ms, redis_from_us, redis_until_us) = (at_ms, at_ms, redis_us, redis_us);
+        Self { name, from_ms, until_ms, redis_from_us, redis_until_us, by_proxy: true }
     }
 }
 
@@ -149,7 +152,9 @@ pub fn find_breaches(plan: &QuotaPlan, report: &QuotaReport) -> Vec<String> {
     if plan.faults.is_empty() {
         breaches.extend(find_idle_limits(plan, report));
         breaches.extend(report.buckets.iter().filter_map(|((proxy, name), bucket)| {
-            let is_of_others = |hit: &&Hits| hit.name == *name && hit.from_ms > bucket.first_ms + LEARN_MS;
+            // Calls over RLS take each hit of a full limit as it becomes free: proxies cannot have got those.
+            let is_of_others =
+                |hit: &&Hits| hit.by_proxy && hit.name == *name && hit.from_ms > bucket.first_ms + LEARN_MS;
             let admitted_later = report.admitted.iter().filter(is_of_others).count() as u64;
             let neglect = find_neglect(plan, &plan.rules[name.0], bucket, admitted_later)?;
             Some(format!("proxy {proxy}, {name:?}: {neglect}"))

@@ -152,7 +152,7 @@ fn error_code(text: &str) -> Option<String> {
 }
 
 /// Builds an agent of services over TLS, or of those on this machine and network.
-fn build_http_agent(is_https: bool) -> Agent {
+pub fn build_http_agent(is_https: bool) -> Agent {
     let builder = Agent::config_builder()
         .timeout_global(Some(CALL_TIMEOUT))
         .http_status_as_error(false)

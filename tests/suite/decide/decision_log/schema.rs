@@ -30,7 +30,7 @@ fn close(schema: &mut Value) {
 }
 
 /// Asserts that every line is a record as the schema describes it.
-pub(in crate::decide) fn assert_valid(lines: &str) {
+pub(crate) fn assert_valid(lines: &str) {
     let schema = strict();
     for line in lines.lines() {
         let record: Value = serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"));

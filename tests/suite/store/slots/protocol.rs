@@ -404,12 +404,20 @@ fn reset_frees_all_slots(server: Option<&Server>) {
 
 fn parallel_streams_never_exceed_the_limit(server: Option<&Server>) {
     let service = service(server, "descriptors: [{key: k, rate_limit: {concurrent: 3}}]");
-    let (now, most, admitted) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
+    let (now, most) = (AtomicU64::new(0), AtomicU64::new(0));
     in_parallel(8, |thread| {
-        for turn in 0..50 {
+        // Each thread gets as many slots, however often others have all of them.
+        let mut admitted = 0;
+        for turn in 0.. {
+            if admitted == 15 {
+                break;
+            }
             let stream = format!("{thread}.{turn}");
-            let Some(token) = acquire(&service, "k=a", &stream) else { continue };
-            admitted.fetch_add(1, Ordering::SeqCst);
+            let Some(token) = acquire(&service, "k=a", &stream) else {
+                std::thread::yield_now();
+                continue;
+            };
+            admitted += 1;
             most.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
             std::thread::yield_now();
             now.fetch_sub(1, Ordering::SeqCst);
@@ -417,7 +425,6 @@ fn parallel_streams_never_exceed_the_limit(server: Option<&Server>) {
         }
     });
     assert!(most.into_inner() <= 3);
-    assert!(admitted.into_inner() > 50);
     for stream in ["a", "b", "c"] {
         assert!(acquire(&service, "k=a", stream).is_some(), "all slots are free");
     }

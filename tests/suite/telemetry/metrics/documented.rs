@@ -8,7 +8,11 @@ use kit::tollkeeper::without_rules;
 use kit::{read, repository};
 
 /// Metrics of certificates, which these processes do not export.
-const NOT_SCRAPED: [&str; 2] = ["tollkeeper_blocked_requests_total", "tollkeeper_certificate_not_after_seconds"];
+const NOT_SCRAPED: [&str; 3] = [
+    "tollkeeper_blocked_requests_total",
+    "tollkeeper_certificate_not_after_seconds",
+    "tollkeeper_level_webhook_requests_total",
+];
 
 /// Type and labels by name.
 type Metrics = BTreeMap<String, (String, BTreeSet<String>)>;
