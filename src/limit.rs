@@ -20,6 +20,7 @@ pub mod reservation_table;
 pub mod calendar;
 pub mod window;
 pub mod active;
+pub mod overflow;
 pub mod region_parts;
 pub mod local_budget;
 pub mod hold;
@@ -33,6 +34,7 @@ use std::num::{NonZeroU16, NonZeroU32};
 
 use self::algorithm::{Algorithm, CapacityRuleKey, RejectedHitsPolicy};
 use self::ban::Ban;
+use self::overflow::OverflowPlace;
 use self::period::{Period, Unit, period_in_words};
 use self::reservation::ReservationPolicy;
 use self::window::{CalendarWindows, WindowSpec};
@@ -166,6 +168,8 @@ pub struct LimitSpec {
     pub ban: Option<Ban>,
     /// Requests charge an estimate, and the end of their streams settles; default: no.
     pub reservations: Option<ReservationPolicy>,
+    /// Place of the limit among those that overflow into each other; default: it is none of them.
+    pub overflow_place: OverflowPlace,
     /// Maximum `requests_per_unit` of a sliding_window_log.
     pub log_max: u32,
 }
@@ -189,6 +193,7 @@ impl LimitSpec {
             window: None,
             ban: None,
             reservations: None,
+            overflow_place: OverflowPlace::Apart,
             log_max: DEFAULT_MAX_SLIDING_LOG_HITS,
         }
     }
@@ -254,6 +259,12 @@ pub enum LimitError {
         /// Key or algorithm that contradicts it, with the reason.
         with: &'static str,
     },
+    /// A limit that overflows into another, or takes the overflow of another, contradicts another key.
+    #[error("an overflow (`overflow_to`) cannot have a limit with {with}")]
+    NotOverflowing {
+        /// Key or algorithm that contradicts it, with the reason.
+        with: &'static str,
+    },
     /// `scope: global` contradicts another key.
     #[error("`scope: global` cannot be kept with {with}")]
     NotGlobal {
@@ -277,6 +288,7 @@ impl LimitError {
             Self::LogTooLong { .. } | Self::NotLarge { .. } => "requests_per_unit",
             Self::NotEventual { .. } => "consistency",
             Self::NotReserved { .. } => "reservations",
+            Self::NotOverflowing { .. } => "overflow_to",
             Self::NotGlobal { .. } | Self::ReserveTooSmall { .. } => "scope",
         }
     }
@@ -309,6 +321,7 @@ pub struct Limit {
     window: Option<CalendarWindows>,
     ban: Option<Ban>,
     reservations: Option<ReservationPolicy>,
+    overflow_place: OverflowPlace,
     consistency: Consistency,
     scope: Scope,
     /// How the Redis of a region counts the limit; `None`: as one of its own.
@@ -337,6 +350,9 @@ impl Limit {
         if let Scope::Global(_) = scope {
             spec.check_global_scope()?;
         }
+        if spec.overflow_place != OverflowPlace::Apart {
+            spec.check_overflow()?;
+        }
         let too_long =
             LimitError::WindowTooLong { unit: spec.period.unit().name(), multiplier: spec.period.multiplier() };
         let build_windows = |window| CalendarWindows::new(&window, spec.period).ok_or(too_long);
@@ -363,6 +379,7 @@ impl Limit {
             window,
             ban: spec.ban,
             reservations: spec.reservations,
+            overflow_place: spec.overflow_place,
             consistency,
             scope,
             in_region: None,
@@ -562,6 +579,11 @@ impl Limit {
         Self { reservations: None, count_rejected: true, ..*self }
     }
 
+    /// Place of the limit among those of its list that overflow into each other.
+    pub const fn overflow_place(&self) -> OverflowPlace {
+        self.overflow_place
+    }
+
     /// Returns `true` if the end of a stream changes the counter: it frees a slot, or settles a reservation.
     pub const fn follows_streams(&self) -> bool {
         self.is_concurrent() || self.reservations.is_some()
@@ -607,6 +629,9 @@ impl fmt::Display for Limit {
         }
         if let Some(reservations) = self.reservations {
             write!(f, ", reservations {reservations}")?;
+        }
+        if self.overflow_place.takes_overflow() {
+            f.write_str(", takes the overflow of the limit before it")?;
         }
         let mut keys = self.global_scope().into_iter().flat_map(GlobalScope::rule_file_keys);
         keys.try_for_each(|(key, value)| write!(f, ", {key} {value}"))

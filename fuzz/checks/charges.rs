@@ -3,7 +3,8 @@
 //! Input: 12 bytes for the limit, then 8 for each charge: change of the clock, its amount, and the hits.
 
 use tollkeeper::base::clock::Time;
-use tollkeeper::limit::algorithm::state::{State, charge_together};
+use tollkeeper::limit::algorithm::joint_charge::charge_together;
+use tollkeeper::limit::algorithm::state::State;
 use tollkeeper::limit::algorithm::{Algorithm, CapacityRuleKey, DelayPolicy, RejectedHitsPolicy};
 use tollkeeper::limit::charge::{Charge, ChargeRequest, ChargeResult, Counter, JointLimit};
 use tollkeeper::limit::counter_path::CounterPath;

@@ -12,6 +12,7 @@ use serde_json::{Map, Value, json};
 
 use super::blocks::{Block, BlockMatch};
 use super::charged_request::ChargedRequest;
+use super::outcome::DescriptorOutcome;
 use super::selected_request::SelectedRequest;
 use super::selection::Selection;
 use super::status::DescriptorStatus;
@@ -48,8 +49,24 @@ pub(super) fn build_metadata(charged: &ChargedRequest<'_, '_, '_>) -> Option<Map
         if !rejections.is_empty() {
             fields.insert("over_limit".to_owned(), Value::Array(rejections));
         }
+        let overflows: Vec<_> = selections.iter().zip(charged.outcomes).flat_map(build_overflow_metadata).collect();
+        if !overflows.is_empty() {
+            fields.insert("overflow".to_owned(), Value::Array(overflows));
+        }
     }
     Some(fields)
+}
+
+/// The limits that took hits which those before them had no room for.
+fn build_overflow_metadata<'a>(
+    (selection, outcome): (&'a Selection<'_>, &'a DescriptorOutcome),
+) -> impl Iterator<Item = Value> + 'a {
+    selection.limits.iter().enumerate().filter_map(move |(at, selected)| {
+        let result = outcome.limit_result(at).filter(|_| selected.limit.overflow_place().takes_overflow())?;
+        let hits = result.after.checked_sub(result.before).filter(|hits| *hits > 0)?;
+        let rule = selection.rule?.rule.limit_path(selected.index);
+        Some(json!({ "rule": rule, "name": selected.name, "hits": hits }))
+    })
 }
 
 /// Metadata of the rejection of a request with blocked entries; `None` if it is switched off.

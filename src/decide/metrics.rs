@@ -23,6 +23,7 @@ use crate::base::sharded::upper_half;
 use crate::decide::log::value_form::ValueForm;
 use crate::limit::charge::ChargeResult;
 use crate::limit::counter_path::CounterPath;
+use crate::limit::overflow::OverflowPlace;
 use crate::limit::request::{Descriptor, Entry, Hits};
 use crate::limit::slot::SlotChange;
 use crate::limit::{Limit, StoreFailurePolicy};
@@ -122,7 +123,8 @@ impl Decider {
     /// Records the outcome of the limit at `at` of a descriptor.
     fn record_limit_outcome(&self, stats: &LimitStats, decided: DecidedDescriptor<'_, '_, '_>, at: usize) {
         let DecidedDescriptor { descriptor, selection, outcome, .. } = decided;
-        let (limit, hits, shadow) = (&selection.limits[at], descriptor.hits, selection.limits[at].shadow);
+        let (limit, shadow) = (&selection.limits[at], selection.limits[at].shadow);
+        let Some(hits) = hits_of_limit(selection, outcome, at, descriptor.hits) else { return };
         let near = near_limit_threshold(&limit.limit, self.behaviour.near_limit_ratio);
         match outcome {
             DescriptorOutcome::WithoutLimits => {}
@@ -309,6 +311,27 @@ pub(super) const fn hits_in_keys(hits: Hits) -> Option<u64> {
         Hits::Peek => Some(1),
         Hits::Refund(_) => None,
     }
+}
+
+/// Hits of a charge that the limit at `at` decides: of an overflow those that it takes, `None` if it takes none; all if
+/// they are rejected.
+fn hits_of_limit(selection: &Selection<'_>, outcome: &DescriptorOutcome, at: usize, hits: Hits) -> Option<Hits> {
+    let (Hits::Charge(all), Some(result)) = (hits, outcome.limit_result(at)) else { return Some(hits) };
+    let place = selection.limits[at].limit.overflow_place();
+    if place == OverflowPlace::Apart || !result.admitted {
+        return Some(hits);
+    }
+    let taken = |at: usize| outcome.limit_result(at).map_or(0, |result| result.after - result.before.min(result.after));
+    let taken_hits = match place.takes_overflow() {
+        true => taken(at),
+        // Also of hits that were not charged, because another descriptor was rejected.
+        false => {
+            let after =
+                selection.limits[at + 1..].iter().take_while(|next| next.limit.overflow_place().takes_overflow());
+            all.saturating_sub((at + 1..=at + after.count()).map(taken).sum())
+        }
+    };
+    (taken_hits > 0).then_some(Hits::Charge(taken_hits))
 }
 
 /// Returns true if a hard limit of the descriptor, other than that at `at`, rejects the hits.

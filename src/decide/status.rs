@@ -14,6 +14,7 @@ use super::selection::{SelectedLimit, Selection};
 use crate::decide::decision::{CurrentLimit, ReportedStatus};
 use crate::limit::algorithm::Algorithm;
 use crate::limit::charge::ChargeResult;
+use crate::limit::overflow::{OverflowPlace, split_into_chains};
 use crate::limit::{Limit, StoreFailurePolicy};
 use crate::settings::decisions::DecisionSettings;
 
@@ -129,7 +130,9 @@ fn to_current_limit<'r>(selected: &SelectedLimit<'r>) -> CurrentLimit<'r> {
 /// one with the least share left; the first on a tie. Limits in shadow mode only if there are no others.
 fn index_of_shown_limit(limits: &[SelectedLimit<'_>], results: &[ChargeResult]) -> usize {
     let any_decides = limits.iter().any(|selected| !selected.shadow);
-    let eligible = (0..limits.len()).filter(|index| !(any_decides && limits[*index].shadow));
+    let eligible = (0..limits.len())
+        .filter(|index| !(any_decides && limits[*index].shadow))
+        .filter(|index| is_shown_of_overflow(limits, results, *index));
     let exceeded = eligible.clone().filter(|index| !results[*index].admitted);
     // Without a promised time the wait is the longest. `min_by_key` returns the first on a tie.
     let longest =
@@ -138,6 +141,23 @@ fn index_of_shown_limit(limits: &[SelectedLimit<'_>], results: &[ChargeResult]) 
         let least = eligible.min_by(|a, b| compare_share_left(limits, results, *a, *b));
         least.unwrap_or(0)
     })
+}
+
+/// Of the limits of an overflow, true of one: that which takes the next hit or, after a rejection, that which is reset
+/// first.
+#[inline]
+fn is_shown_of_overflow(limits: &[SelectedLimit<'_>], results: &[ChargeResult], index: usize) -> bool {
+    if limits[index].limit.overflow_place() == OverflowPlace::Apart {
+        return true;
+    }
+    let mut chains = split_into_chains(limits.iter().map(|selected| selected.limit.overflow_place()));
+    let Some(mut chain) = chains.find(|chain| chain.contains(&index)) else { return true };
+    let last = chain.end - 1;
+    let shown = match results[index].admitted {
+        true => chain.find(|at| results[*at].remaining > 0).unwrap_or(last),
+        false => chain.min_by_key(|at| results[*at].reset_us).unwrap_or(last),
+    };
+    shown == index
 }
 
 /// Compares the hits left of two limits, as shares of their capacities.

@@ -26,6 +26,7 @@ pub mod ban_state;
 pub mod slots;
 pub mod region_pool;
 pub mod state;
+pub mod joint_charge;
 pub mod reservation_charge;
 pub mod pool_charge;
 

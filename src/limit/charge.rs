@@ -65,7 +65,7 @@ pub struct Counter<'a> {
 }
 
 impl<'a> Counter<'a> {
-    /// The limit of the counter, as [`charge_together`](crate::limit::algorithm::state::charge_together) takes it.
+    /// The limit of the counter, as [`charge_together`](crate::limit::algorithm::joint_charge::charge_together) takes it.
     pub const fn as_joint_limit(&self) -> JointLimit<'a> {
         JointLimit { limit: self.limit, rejects_others: !self.shadow && !self.quota }
     }

@@ -1,12 +1,12 @@
 //! Keys of a limit that contradict its algorithm or each other, with the reason for people.
 //!
-//! Decides: a log over `TOLLKEEPER_LOG_MAX`; which limits can be eventual (`NotEventual`), global or reserved.
+//! Decides: a log over `TOLLKEEPER_LOG_MAX`; which limits can be eventual (`NotEventual`), global or reserved, or overflow.
 //! Decides: which limits can be above 2^32 - 1 (`NotLarge`).
 
 use super::algorithm::{Algorithm, AlgorithmProperties, CapacityRuleKey, DelayPolicy, RejectedHitsPolicy};
 use super::ban::Ban;
 use super::period::Unit;
-use super::{LimitError, LimitSpec, MAX_REQUESTS_PER_UNIT, Scope};
+use super::{Consistency, LimitError, LimitSpec, MAX_REQUESTS_PER_UNIT, Scope};
 
 impl LimitSpec {
     /// Checks that each key applies to the algorithm and is in range.
@@ -95,6 +95,26 @@ impl LimitSpec {
             return Ok(());
         };
         Err(LimitError::NotEventual { with })
+    }
+
+    /// Checks that the hits that the limit has room for are known at once, and that nothing else changes its counter.
+    pub(super) fn check_overflow(&self) -> Result<(), LimitError> {
+        let with = match self.algorithm {
+            Algorithm::LeakyBucket => "leaky_bucket: it delays hits, and has none left for another limit",
+            Algorithm::Concurrent => "`concurrent`: it counts streams at once, and others count hits",
+            _ if self.count_rejected == Some(true) => "`count_rejected: true`: what overflows is not rejected",
+            _ if self.max_wait_us.is_some_and(|wait| wait > 0) => "`max_wait`: what overflows does not wait",
+            _ if self.ban.is_some() => "`ban`: what overflows is not rejected",
+            _ if self.reservations.is_some() => "`reservations`: a settlement knows one counter",
+            _ if matches!(self.consistency, Some(Consistency::Eventual(_))) => {
+                "`consistency: eventual`: a lease has room for hits that the limit has not"
+            }
+            _ if matches!(self.scope, Some(Scope::Global(_))) => {
+                "`scope: global`: a region does not know the room of the others"
+            }
+            _ => return Ok(()),
+        };
+        Err(LimitError::NotOverflowing { with })
     }
 
     /// Checks that nothing in the limit keeps a region from deciding alone by hits that it was granted.

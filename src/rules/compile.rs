@@ -23,6 +23,7 @@ mod match_pattern;
 mod domain_lints;
 mod limit_defaults;
 mod memcache;
+mod overflow;
 mod domain;
 pub mod limit;
 pub(crate) mod plans;

@@ -208,6 +208,8 @@ rule_keys! {
         envoy "name" name: Spanned<String>, "The limit's name, returned to the client and used by replaces.";
         envoy "replaces" replaces: Vec<Spanned<String>>,
             "Names of the limits that this one replaces in the same request.";
+        tollkeeper "overflow_to" overflow_to: Option<Spanned<String>>,
+            "Name of the next limit of the list, which takes the hits that this one has no room for. Both together admit what both have room for. Not for leaky_bucket, concurrent, eventual and global limits, nor beside ban, reservations, count_rejected and max_wait.";
         tollkeeper "notify" notify: Option<Spanned<NotifyLevels>>,
             "Percentages of the limit, such as [50%, 80%, 100%]: when a key reaches one, the decision log and the process's log tell, once in each period. Not for concurrent.";
         envoy "shadow_mode" shadow_mode in [Limit]: bool = "false",

@@ -392,6 +392,8 @@ pub struct RuleLimit {
     pub quota: bool,
     /// Candidate: in shadow mode, and charged as if it were the only limit of the rule.
     pub candidate: bool,
+    /// Name of the next limit, which takes the hits that this one has no room for.
+    pub overflow_to: Option<String>,
     /// Levels at which `notify` tells that the limit is used up to there.
     pub notify: Option<NotifyLevels>,
     /// Part of the counter's key: raising it resets the counter.
@@ -423,6 +425,7 @@ impl From<Limit> for RuleLimit {
             shadow: false,
             quota: false,
             candidate: false,
+            overflow_to: None,
             notify: None,
             epoch: 0,
             left_out_defaults: Vec::new(),

@@ -110,14 +110,14 @@ impl OwnedCharge {
         ChargeRequest { max_delay_us, ..self.request }
     }
 
-    /// Limits of the counters, as [`charge_together`](crate::limit::algorithm::state::charge_together) takes them.
+    /// Limits of the counters, as [`charge_together`](crate::limit::algorithm::joint_charge::charge_together) takes them.
     pub fn joint_limits(&self) -> SmallVec<[JointLimit<'_>; 1]> {
         self.counters.iter().map(OwnedCounter::as_joint_limit).collect()
     }
 }
 
 impl OwnedCounter {
-    /// The limit of the counter, as [`charge_together`](crate::limit::algorithm::state::charge_together) takes it.
+    /// The limit of the counter, as [`charge_together`](crate::limit::algorithm::joint_charge::charge_together) takes it.
     pub const fn as_joint_limit(&self) -> JointLimit<'_> {
         JointLimit { limit: &self.limit, rejects_others: !self.shadow && !self.quota }
     }

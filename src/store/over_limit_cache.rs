@@ -24,6 +24,7 @@ use crate::base::clock::to_micros;
 use crate::base::sharded::{DEFAULT_SHARDS, PrehashedMap, Sharded, upper_half};
 use crate::limit::algorithm::state::State;
 use crate::limit::charge::{ChargeRequest, ChargeResult};
+use crate::limit::overflow::OverflowPlace;
 use crate::limit::request::Hits;
 
 /// Longest validity of an entry.
@@ -167,6 +168,10 @@ impl OverLimitCache {
             // The store counts the rejections before a ban, and those that prolong it.
             if limit.ban().is_some() && !result.admitted {
                 return result.ban_left_us > 0 && !limit.counts_rejected_hits();
+            }
+            // More hits may need another share of each limit.
+            if limit.overflow_place() != OverflowPlace::Apart {
+                return false;
             }
             // Any release may end the rejection of a concurrent limit, or of one with reservations.
             if limit.follows_streams() {

@@ -10,4 +10,5 @@ pub(crate) mod decision_log;
 mod request_headers;
 mod policy_headers;
 mod reached_levels;
+mod overflow;
 mod key_text;

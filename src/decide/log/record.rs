@@ -289,6 +289,8 @@ declare_record! {
         ban: Option<RecordText<'a>> = default,
         /// `reservations` as in a rule file; absent: none.
         reservations: Option<RecordText<'a>> = default,
+        /// True if the limit takes only the hits that those before it have no room for (`overflow_to`).
+        takes_overflow: bool = default,
         /// `active` as in a rule file; absent: always.
         active: Option<RecordText<'a>> = default,
         /// Keys of a limit that all regions share; absent: each region has the limit for itself.

@@ -3,10 +3,7 @@
 //! The enum and its dispatch are generated from the [table of countings](crate::limit::algorithm::CountingMethod), so
 //! an algorithm without a module, a `State`, `charge`, `admits` or a `StoredState` does not compile.
 //!
-//! Decides: whether the other limits of a descriptor are charged if one rejects (`charge_together`).
 //! Decides: bans and reservations under `local`.
-
-use smallvec::SmallVec;
 
 use super::region_pool::{RegionPool, TakenHits};
 use super::stored_state::{MalformedReply, ReplyReader, ScriptCharge, ShareRatio, StoredState};
@@ -14,7 +11,7 @@ use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::algorithm::ban_state::BanState;
 use crate::limit::algorithm::{CountingMethod, for_each_counting};
-use crate::limit::charge::{ChargeRequest, ChargeResult, JointLimit, effective_time};
+use crate::limit::charge::{ChargeRequest, ChargeResult, effective_time};
 use crate::limit::reservation::ReservationView;
 use crate::limit::slot::SlotUse;
 
@@ -310,27 +307,4 @@ impl State {
     pub fn effective_charge_time(&self, limit: &Limit, now: Time) -> Time {
         effective_time(now, self.last_charge_at(), limit.period_us()).map_or(now, |time| time.at)
     }
-}
-
-/// Applies a request to all limits of a descriptor at once.
-///
-/// If a limit that rejects others is exceeded, only limits where rejected hits count are charged. Otherwise each limit
-/// that admits the hits is charged, and one that does not (a quota, or in shadow mode) only if its rejected hits count.
-/// `states` are those of `limits`, in the same order.
-pub fn charge_together(
-    limits: &[JointLimit<'_>],
-    states: &mut [State],
-    now: Time,
-    request: ChargeRequest,
-) -> SmallVec<[ChargeResult; 1]> {
-    if let ([only], [state]) = (limits, &mut *states) {
-        return SmallVec::from([state.charge(only.limit, now, request)]);
-    }
-    let rejected = limits
-        .iter()
-        .zip(states.iter())
-        .any(|(one, state)| one.rejects_others && !state.admits(one.limit, now, request));
-    // For a limit that rejects these hits itself, the flag makes no difference.
-    let request = ChargeRequest { rejected_elsewhere: request.rejected_elsewhere || rejected, ..request };
-    limits.iter().zip(states).map(|(one, state)| state.charge(one.limit, now, request)).collect()
 }

@@ -14,10 +14,10 @@
 //! Decides: that `shadow_mode` and `quota_mode` hold for own limits only.
 
 use super::limit_defaults::{
-    CompiledLimitEntry, DEFAULT_CONCURRENT_MAX_DURATION_US, DomainSettings, LimitKeys, has_same_counter,
+    CompiledLimitEntry, DEFAULT_CONCURRENT_MAX_DURATION_US, DomainSettings, LimitKeys, PlaceInRule, has_same_counter,
 };
 use super::options::CompileOptions;
-use super::{limit_defaults, lints, memcache};
+use super::{limit_defaults, lints, memcache, overflow};
 use crate::limit::active::ActiveTimes;
 use crate::limit::algorithm::Algorithm;
 use crate::limit::period::{Period, Unit};
@@ -140,12 +140,14 @@ pub(super) fn compile_limits(
         return Vec::new();
     }
     let mut compiled: Vec<CompiledLimitEntry<'_>> = Vec::with_capacity(written.len());
-    for one in written {
+    let overflow_places = overflow::place_limits(reader, written, scope, field_path);
+    for (one, overflow_place) in written.iter().zip(overflow_places) {
         let field_path = one.index.map_or(*field_path, |index| field_path.with_index(index));
         let candidate = deciding > 0 && is_candidate_if_in_list(one);
         // The only deciding limit, and each candidate, count as the only limit of the rule.
         let sole = candidate || written.len() == 1 || deciding == 1;
-        let Some((limit, keys)) = compile_limit(reader, one, sole, scope, &field_path) else { continue };
+        let place = PlaceInRule { sole, overflow_place };
+        let Some((limit, keys)) = compile_limit(reader, one, place, scope, &field_path) else { continue };
         let limit = RuleLimit {
             limit,
             name: one.name.value.clone(),
@@ -155,6 +157,7 @@ pub(super) fn compile_limits(
             epoch: keys.epoch(),
             replaces: one.replaces.iter().map(|name| name.value.clone()).collect(),
             active: one.active.map(|active| ActiveTimes::new(active.value)),
+            overflow_to: one.overflow_to.as_ref().map(|target| target.value.clone()),
             notify: one.notify.as_ref().map(|levels| levels.value.clone()),
             left_out_defaults: Vec::new(),
         };
@@ -244,7 +247,7 @@ const MAX_LIMITS_PER_DESCRIPTOR: usize = 16;
 fn compile_limit<'w>(
     reader: &mut DocumentReader<'_>,
     written: &'w RateLimitEntry,
-    sole: bool,
+    place: PlaceInRule,
     scope: &DomainSettings<'w>,
     field_path: &FieldPath<'_>,
 ) -> Option<(Limit, LimitKeys<'w>)> {
@@ -261,7 +264,7 @@ fn compile_limit<'w>(
         memcache::report_unsupported_ban(reader, written.ban.map(|ban| ban.at), field_path);
         memcache::report_unsupported_reservations(reader, written.reservations.map(|spanned| spanned.at), field_path);
     }
-    let mut keys = LimitKeys::new(written, period, sole, scope);
+    let mut keys = LimitKeys::new(written, period, place, scope);
     // Defaults are added to a limit without contradictions.
     while let Err(error) = Limit::new(&keys.resolve_spec())
         && !matches!(error, LimitError::ReserveTooSmall { .. })
@@ -466,6 +469,7 @@ fn report_limit_error(
         LimitError::NotEventual { .. } | LimitError::NotGlobal { .. } | LimitError::NotReserved { .. } => {
             "remove one of them"
         }
+        LimitError::NotOverflowing { .. } => "remove it, or `overflow_to`",
         LimitError::ReserveTooSmall { .. } => "raise the limit or `reserve`, or use `scope: region`",
     };
     let at = written.written_position(error.rule_file_key()).unwrap_or(written.at);

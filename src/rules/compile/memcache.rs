@@ -57,6 +57,12 @@ pub(super) fn report_unsupported_reservations(
     }
 }
 
+/// Reports `overflow_to`: memcached cannot change two counters at once.
+pub(super) fn report_unsupported_overflow(reader: &mut DocumentReader<'_>, at: Position, field_path: &FieldPath<'_>) {
+    let message = "`overflow_to` is not possible with BACKEND_TYPE=memcache, which cannot change two counters at once";
+    reader.report_error(at, &field_path.with_key("overflow_to"), message, "use Redis, or remove it");
+}
+
 /// Reports `concurrent`, which memcached cannot keep.
 pub(super) fn report_unsupported_concurrent(reader: &mut DocumentReader<'_>, at: Position, field_path: &FieldPath<'_>) {
     let message = "`concurrent` is not possible with BACKEND_TYPE=memcache, which has no table of slots";

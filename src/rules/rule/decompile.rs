@@ -89,8 +89,19 @@ impl RuleLimit {
     /// another. `shadow_mode` and `quota_mode` are as in a list.
     pub fn rule_file_keys(&self, place: LimitPlace) -> Vec<(&'static str, String)> {
         // Exhaustive, so that a new property cannot be forgotten here.
-        let Self { limit, name, replaces, active, shadow, quota, candidate, notify, epoch, left_out_defaults: _ } =
-            self;
+        let Self {
+            limit,
+            name,
+            replaces,
+            active,
+            shadow,
+            quota,
+            candidate,
+            overflow_to,
+            notify,
+            epoch,
+            left_out_defaults: _,
+        } = self;
         let mut keys = Vec::new();
         if !name.is_empty() {
             keys.push(("name", quote_for_yaml(name)));
@@ -108,6 +119,7 @@ impl RuleLimit {
         if on_store_error != StoreFailurePolicy::default() && !candidate {
             keys.push(("on_store_error", on_store_error.name().to_owned()));
         }
+        keys.extend(overflow_to.iter().map(|name| ("overflow_to", quote_for_yaml(name))));
         if let Some(notify) = notify {
             keys.push(("notify", notify.to_string()));
         }

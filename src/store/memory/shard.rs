@@ -17,10 +17,12 @@ use crate::base::clock::Time;
 use crate::base::sharded::PrehashedMap;
 use crate::limit::Limit;
 use crate::limit::algorithm::ban_state::BanState;
-use crate::limit::algorithm::state::{State, charge_together};
+use crate::limit::algorithm::joint_charge::{admits_each, charge_together};
+use crate::limit::algorithm::state::State;
 use crate::limit::algorithm::{Algorithm, CountingMethod, sliding_window_log};
 use crate::limit::charge::{Charge, ChargeRequest, ChargeResult, JointLimit};
 use crate::limit::hold::CounterHolds;
+use crate::limit::overflow::OverflowPlace;
 use crate::limit::request::Hits;
 use crate::store::charge::LimitAdmissions;
 use crate::store::error::MemoryFull;
@@ -60,6 +62,11 @@ struct CounterLookup<'r> {
     key: u128,
     joint_limit: JointLimit<'r>,
     index: Option<usize>,
+}
+
+/// Limits of these counters, as [`charge_together`] takes them.
+fn joint_limits<'r>(slots: &[CounterLookup<'r>]) -> SmallVec<[JointLimit<'r>; 4]> {
+    slots.iter().map(|slot| slot.joint_limit).collect()
 }
 
 impl CounterLookup<'_> {
@@ -118,9 +125,8 @@ impl MemoryShard {
         if let Err(full) = self.make_room(&mut slots, may_add, now) {
             return self.reject_by_existing_counter(&slots, charge, now).ok_or(full);
         }
-        let limits: SmallVec<[JointLimit<'_>; 4]> = slots.iter().map(|slot| slot.joint_limit).collect();
         let mut states: SmallVec<[State; 4]> = slots.iter().map(|slot| self.take_state(slot)).collect();
-        let results = charge_together(&limits, &mut states, now, charge.request);
+        let results = charge_together(&joint_limits(&slots), &mut states, now, charge.request);
         for ((slot, state), result) in slots.iter().zip(states).zip(&results) {
             if slot.index.is_some() || may_add {
                 self.put_state(slot, state, result, now);
@@ -143,13 +149,13 @@ impl MemoryShard {
         let states: SmallVec<[State; 4]> = slots.iter().map(|slot| self.take_state(slot)).collect();
         let is_rejected = slots.iter().zip(&states).any(|(slot, state)| {
             let JointLimit { limit, rejects_others } = slot.joint_limit;
-            let decides = slot.index.is_some() && (rejects_others || slots.len() == 1);
+            // Of an overflow no limit rejects alone.
+            let is_apart = limit.overflow_place() == OverflowPlace::Apart;
+            let decides = slot.index.is_some() && is_apart && (rejects_others || slots.len() == 1);
             decides && !state.admits(limit, now, charge.request)
         });
-        let results = is_rejected.then(|| {
-            let limits: SmallVec<[JointLimit<'_>; 4]> = slots.iter().map(|slot| slot.joint_limit).collect();
-            charge_together(&limits, &mut states.clone(), now, charge.request)
-        });
+        let results =
+            is_rejected.then(|| charge_together(&joint_limits(slots), &mut states.clone(), now, charge.request));
         for (slot, state) in slots.iter().zip(states) {
             if let Some(index) = slot.index {
                 self.write_state(index, state);
@@ -163,16 +169,15 @@ impl MemoryShard {
         if self.is_any_counter_held(charge) {
             return self.peek_held_admissions(charge, now);
         }
-        let admits = charge.counters.iter().map(|counter| {
-            let slot = self.find_counter(charge.path_hash ^ counter.tag, counter.as_joint_limit());
-            let state = self.take_state(&slot);
-            let admits = state.admits(counter.limit, now, charge.request);
+        let slots = self.find_counters(charge);
+        let states: SmallVec<[State; 4]> = slots.iter().map(|slot| self.take_state(slot)).collect();
+        let admits = admits_each(&joint_limits(&slots), &states, now, charge.request);
+        for (slot, state) in slots.iter().zip(states) {
             if let Some(index) = slot.index {
                 self.write_state(index, state);
             }
-            admits
-        });
-        admits.collect()
+        }
+        admits
     }
 
     /// Removes a counter; returns true if it existed.

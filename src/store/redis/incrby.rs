@@ -21,7 +21,8 @@ use tokio::time::Instant;
 
 use super::script::{PoolEffects, ScriptOutcome, window_charges_script};
 use crate::base::clock::Time;
-use crate::limit::algorithm::state::{State, charge_together};
+use crate::limit::algorithm::joint_charge::charge_together;
+use crate::limit::algorithm::state::State;
 use crate::limit::algorithm::{Algorithm, fixed_window};
 use crate::limit::charge::{ChargeRequest, ChargeResult, MAX_COUNT};
 use crate::limit::request::Hits;

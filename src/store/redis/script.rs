@@ -20,8 +20,9 @@ use smallvec::SmallVec;
 
 use crate::base::clock::Time;
 use crate::limit::Limit;
+use crate::limit::algorithm::joint_charge::{charge_together, divide_refund};
 use crate::limit::algorithm::region_pool::TakenHits;
-use crate::limit::algorithm::state::{State, charge_together};
+use crate::limit::algorithm::state::State;
 use crate::limit::algorithm::stored_state::{MAX_LUA_INTEGER, MalformedReply, ReplyReader, ScriptCharge};
 use crate::limit::algorithm::{CountingMethod, for_each_counting};
 use crate::limit::charge::{ChargeRequest, ChargeResult, JointLimit};
@@ -67,6 +68,9 @@ for_each_counting!(define_lua_files);
 /// Number of countings.
 const COUNTING_METHOD_COUNT: usize = CountingMethod::ALL.len();
 
+/// File of the parts of limits that overflow into each other.
+const OVERFLOW_LUA_TEXT: &str = include_str!("lua/overflow.lua");
+
 /// Parts by name.
 type LuaParts<'t> = HashMap<&'t str, &'t str>;
 
@@ -91,14 +95,16 @@ pub fn script_for_limits<'l>(limits: impl Iterator<Item = &'l Limit> + Clone) ->
     let has_ban = limits.clone().any(|limit| limit.ban().is_some());
     let has_reservations = limits.clone().any(|limit| limit.reservations().is_some());
     let has_pools = limits.clone().any(Limit::is_counted_in_region);
+    let has_overflow = limits.clone().any(|limit| limit.overflow_place().takes_overflow());
     let countings = limits.map(Limit::counting_method);
-    if !has_ban && !has_reservations && !has_pools {
+    if !has_ban && !has_reservations && !has_pools && !has_overflow {
         return script_for_countings(countings);
     }
     let set = countings.fold(0, |set, counting| set | 1 << counting as usize);
     let beside = (usize::from(has_ban) * BANS_BIT)
         | (usize::from(has_reservations) * RESERVATIONS_BIT)
-        | (usize::from(has_pools) * POOLS_BIT);
+        | (usize::from(has_pools) * POOLS_BIT)
+        | (usize::from(has_overflow) * OVERFLOW_BIT);
     script_for_several_counters(set | beside)
 }
 
@@ -110,16 +116,20 @@ const RESERVATIONS_BIT: usize = 2 << COUNTING_METHOD_COUNT;
 /// Bit of a set of countings for pools of a region beside the counters.
 const POOLS_BIT: usize = 4 << COUNTING_METHOD_COUNT;
 
+/// Bit of a set of countings for counters whose limits overflow into each other.
+const OVERFLOW_BIT: usize = 8 << COUNTING_METHOD_COUNT;
+
 /// Returns the script for counters of a set of countings, a bit for each, and what is beside them.
 fn script_for_several_counters(set: usize) -> &'static Script {
-    static SCRIPTS: [OnceLock<Script>; 8 << COUNTING_METHOD_COUNT] =
-        [const { OnceLock::new() }; 8 << COUNTING_METHOD_COUNT];
+    static SCRIPTS: [OnceLock<Script>; 16 << COUNTING_METHOD_COUNT] =
+        [const { OnceLock::new() }; 16 << COUNTING_METHOD_COUNT];
     SCRIPTS[set].get_or_init(|| {
         let (has_ban, has_reservations) = (set & BANS_BIT != 0, set & RESERVATIONS_BIT != 0);
         let has_pools = set & POOLS_BIT != 0;
         let counter_count = ("counter_count", "count, position = unpack('<i8', args, position)");
         let mut parts = LuaParts::from_iter((has_ban || has_reservations || has_pools).then_some(counter_count));
         parts.extend(split_parts(POOL_LUA_TEXT).filter(|_| has_pools));
+        parts.extend(split_parts(OVERFLOW_LUA_TEXT).filter(|_| set & OVERFLOW_BIT != 0));
         parts.extend(split_parts(include_str!("lua/ban.lua")).filter(|_| has_ban));
         parts.extend(split_parts(include_str!("lua/reservations.lua")).filter(|_| has_reservations));
         let used = CountingMethod::ALL.into_iter().filter(|&counting| set >> counting as usize & 1 == 1);
@@ -201,7 +211,9 @@ fn compose_several_counters_script(
     let constructors: String = countings
         .map(|counting| {
             let mut parts = lua_parts_of_counting(counting);
-            parts.insert("reservation_methods", extra.get("reservation_methods").copied().unwrap_or_default());
+            for methods in ["reservation_methods", "overflow_methods"] {
+                parts.insert(methods, extra.get(methods).copied().unwrap_or_default());
+            }
             let constructor = expand_parts(include_str!("lua/counter.lua"), &parts);
             format!("constructors[{}] = {constructor}", counting.properties().wire_id)
         })
@@ -209,7 +221,8 @@ fn compose_several_counters_script(
     let mut parts: LuaParts<'_> = shared_lua_parts();
     parts.extend(["ban_functions", "ban_of_counter", "reservation_functions"].map(|name| (name, "")));
     parts.extend(
-        ["reservation_of_counter", "counter_count", "pool_functions", "pool_of_counter"].map(|name| (name, "")),
+        ["reservation_of_counter", "counter_count", "pool_functions", "pool_of_counter", "overflow_of_counter"]
+            .map(|name| (name, "")),
     );
     parts.extend(extra);
     parts.extend([("helpers", helpers.as_str()), ("constructors", &constructors)]);
@@ -373,6 +386,7 @@ impl ArgumentEncoder {
         let bans = count(|limit| limit.ban().is_some());
         let reservations = count(|limit| limit.reservations().is_some());
         let pools = count(Limit::is_counted_in_region);
+        let overflows = count(|limit| limit.overflow_place().takes_overflow());
         // The keys of the counters, then those of bans, of reservations and of pools.
         let mut last_ban = counters.len() as u64;
         let mut last_reservations = last_ban + bans;
@@ -401,6 +415,9 @@ impl ArgumentEncoder {
             if reservations > 0 {
                 last_reservations += u64::from(limit.reservations().is_some());
                 self.push_reservations(limit, last_reservations);
+            }
+            if overflows > 0 {
+                self.push(i64::from(limit.overflow_place().takes_overflow()));
             }
         }
     }
@@ -561,14 +578,16 @@ fn replay_charge(charge: &OwnedCharge, states: &mut [State], terms: ReplayInputs
         charge_together(&limits, &mut states.to_vec(), now, request)
     } else if let Some(void_from) = charge.void_from {
         // A refund always passes, and each counter decides for itself whether the refund is void.
-        let refund = |(limit, state): (&JointLimit<'_>, &mut State)| {
-            if state.effective_charge_time(limit.limit, now) >= void_from {
-                state.clone().charge(limit.limit, now, request)
-            } else {
-                state.charge(limit.limit, now, request)
-            }
+        let parts = divide_refund(&limits, states, now, request);
+        let refund = |((limit, state), hits): ((&JointLimit<'_>, &mut State), Hits)| {
+            let request = ChargeRequest { hits, ..request };
+            let result = match state.effective_charge_time(limit.limit, now) >= void_from {
+                true => state.clone().charge(limit.limit, now, request),
+                false => state.charge(limit.limit, now, request),
+            };
+            ChargeResult { admitted: true, retry_after_us: None, ..result }
         };
-        limits.iter().zip(states.iter_mut()).map(refund).collect()
+        limits.iter().zip(states.iter_mut()).zip(parts).map(refund).collect()
     } else {
         charge_together(&limits, states, now, request)
     }

@@ -1112,7 +1112,7 @@ descriptors:
 }
 
 /// A protobuf struct as JSON, whole numbers as such.
-fn metadata(response: &TestResponse) -> Value {
+pub(super) fn metadata(response: &TestResponse) -> Value {
     let line = tollkeeper::base::pb::proto_json::response_to_json(&response.response).unwrap();
     let response: Value = serde_json::from_str(&line).unwrap();
     response["dynamicMetadata"].clone()

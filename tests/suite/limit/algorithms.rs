@@ -5,6 +5,7 @@
 //! - `bounds`: never more than the limit, checked over whole histories without knowledge of states
 //! - `limit_changes`: limits in turn on one counter: how long a client waits, and what passes in all
 //! - `all_or_none`: several limits are charged all or none
+//! - `overflow`: limits that overflow into each other divide the hits of a charge
 //! - `regressions`: bugs that these found, as single cases
 //!
 //! `PROPTEST_CASES=20000 cargo test --test suite algorithms::` runs more cases. Failed seeds are kept beside the
@@ -15,6 +16,7 @@ mod bounds;
 mod limit_changes;
 mod regressions;
 mod model;
+mod overflow;
 mod promises;
 mod fraction;
 pub(crate) mod scenario;

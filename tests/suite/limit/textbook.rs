@@ -11,7 +11,8 @@ use std::collections::HashMap;
 
 use tollkeeper::base::clock::Time;
 use tollkeeper::limit::algorithm::Algorithm;
-use tollkeeper::limit::algorithm::state::{State, charge_together};
+use tollkeeper::limit::algorithm::joint_charge::charge_together;
+use tollkeeper::limit::algorithm::state::State;
 use tollkeeper::limit::charge::{Charge, ChargeRequest, ChargeResult, Counter, JointLimit};
 use tollkeeper::limit::counter_path::CounterPath;
 use tollkeeper::limit::period::{Period, Unit};

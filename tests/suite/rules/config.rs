@@ -121,6 +121,9 @@ fn reference_equals_the_defaults() {
                 bare.window = Some(WindowSpec::in_zone(Zone::utc()));
                 bare.ban = Ban::new(600_000_000, 1);
             }
+            if node.key == "overflow" {
+                bare.overflow_place = limit.overflow_place();
+            }
             if node.key == "settled" {
                 bare.reservations = ReservationPolicy::new(600, UnsettledPolicy::Keep, NonZeroU32::new(4000));
             }
@@ -129,7 +132,7 @@ fn reference_equals_the_defaults() {
             compared += 1;
         }
     }
-    assert_eq!(compared, 15);
+    assert_eq!(compared, 17);
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::num::NonZeroU16;
 
 use proptest::prelude::*;
+use tollkeeper::limit::overflow::OverflowPlace;
 use tollkeeper::rules::compile::options::CompileOptions;
 use tollkeeper::rules::compile::{RuleText, compile_texts};
 use tollkeeper::rules::document::read::all_keys;
@@ -42,10 +43,23 @@ fn limits(rules: &RuleSet) -> Vec<RuleLimit> {
 /// Everything that a limit is.
 fn describe(limits: &[RuleLimit]) -> Vec<String> {
     let describe = |limit: &RuleLimit| {
-        let RuleLimit { limit, name, replaces, active, shadow, quota, candidate, notify, epoch, left_out_defaults: _ } =
-            limit;
+        let RuleLimit {
+            limit,
+            name,
+            replaces,
+            active,
+            shadow,
+            quota,
+            candidate,
+            overflow_to,
+            notify,
+            epoch,
+            left_out_defaults: _,
+        } = limit;
         let active = active.map(|active| active.spec().to_string());
-        format!("{limit:?} {name:?} {replaces:?} {active:?} {shadow} {quota} {candidate} {notify:?} {epoch}")
+        format!(
+            "{limit:?} {name:?} {replaces:?} {active:?} {shadow} {quota} {candidate} {overflow_to:?} {notify:?} {epoch}"
+        )
     };
     limits.iter().map(describe).collect()
 }
@@ -59,7 +73,9 @@ fn assert_texts_compile_to_equal_limits(text: &str) -> Option<BTreeSet<&'static 
     let again = load(&file).unwrap_or_else(|| panic!("does not compile:\n{file}\nfrom:\n{text}"));
     assert_eq!(describe(&self::limits(&again)), describe(&limits), "{file}\nfrom:\n{text}");
     assert_eq!(format_rlconfig(&again), format_rlconfig(&rules), "{file}");
-    for limit in limits.iter().filter(|limit| !limit.candidate) {
+    // A limit that overflows needs the next one.
+    let is_alone = |limit: &&RuleLimit| !limit.candidate && limit.limit.overflow_place() == OverflowPlace::Apart;
+    for limit in limits.iter().filter(is_alone) {
         let line = format_limit_on_one_line(limit.rule_file_keys(LimitPlace::Sole));
         let alone = rule_file("", std::slice::from_ref(&line));
         let again = load(&alone).unwrap_or_else(|| panic!("does not compile: {line}\nfrom:\n{text}"));
@@ -147,6 +163,13 @@ fn text_of_a_limit_has_every_key() {
         let text = rule_file("", &[format!("{{{limit}}}")]);
         printed.extend(assert_texts_compile_to_equal_limits(&text).unwrap_or_else(|| panic!("invalid: {limit}")));
     }
+    let overflow = [
+        "{unit: day, requests_per_unit: 9, name: plan, overflow_to: credits}",
+        "{unit: day, requests_per_unit: 9, name: credits, overflow_to: \"no\"}",
+        "{unit: day, requests_per_unit: 9, name: \"no\"}",
+    ];
+    let overflow = rule_file("", &overflow.map(str::to_owned));
+    printed.extend(assert_texts_compile_to_equal_limits(&overflow).expect("it is valid"));
     let of_limits = all_keys().filter(|key| key.sections.contains(&Section::Limit)).map(|key| key.name);
     // Texts of a rejection are keys of the rule.
     let expected: BTreeSet<&str> = of_limits.filter(|key| !key.starts_with("over_limit_")).collect();

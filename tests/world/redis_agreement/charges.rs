@@ -12,6 +12,7 @@ use tollkeeper::limit::algorithm::{Algorithm, CountingMethod};
 use tollkeeper::limit::ban::Ban;
 use tollkeeper::limit::calendar::Zone;
 use tollkeeper::limit::charge::ChargeRequest;
+use tollkeeper::limit::overflow::OverflowPlace;
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::reservation::{ReservationPolicy, UnsettledPolicy};
@@ -34,10 +35,11 @@ pub(crate) enum Extra {
     BansAndReservations,
     Slots,
     Regions,
+    Overflow,
 }
 
 /// Descriptors that are not one counter alone: what they have, and the least and most counters.
-const COMPOSED_KINDS: [(Extra, u64, u64); 9] = [
+const COMPOSED_KINDS: [(Extra, u64, u64); 10] = [
     (Extra::None, 2, 3),
     (Extra::Bans, 1, 1),
     (Extra::Bans, 2, 3),
@@ -47,6 +49,7 @@ const COMPOSED_KINDS: [(Extra, u64, u64); 9] = [
     (Extra::Slots, 2, 3),
     (Extra::Regions, 1, 1),
     (Extra::Regions, 2, 3),
+    (Extra::Overflow, 2, 4),
 ];
 
 /// Number of kinds of descriptors: one counter of each counting method, and composed ones.
@@ -73,6 +76,7 @@ impl Extra {
             (Self::Slots, None) => "slots and other counters",
             (Self::Regions, Some(_)) => "one counter of a region",
             (Self::Regions, None) => "several counters of a region",
+            (Self::Overflow, _) => "limits that overflow",
         }
     }
 }
@@ -179,6 +183,12 @@ fn random_spec(calls: &mut ScriptCalls, extra: Extra, place: u64) -> LimitSpec {
         _ if is_region => {
             chance.pick(&[Algorithm::TokenBucket, Algorithm::FixedWindow, Algorithm::SlidingWindowCounter])
         }
+        Extra::Overflow => chance.pick(&[
+            Algorithm::TokenBucket,
+            Algorithm::FixedWindow,
+            Algorithm::SlidingWindowCounter,
+            Algorithm::SlidingWindowLog,
+        ]),
         _ => chance.pick(&Algorithm::ALL),
     };
     let requests = if chance.one_in(20) { 0 } else { chance.pick(&[few, few, many]).into() };
@@ -207,6 +217,12 @@ fn random_spec(calls: &mut ScriptCalls, extra: Extra, place: u64) -> LimitSpec {
         reservations: ReservationPolicy::new(seconds, unsettled, estimate)
             .filter(|_| matches!(extra, Extra::Reservations | Extra::BansAndReservations)),
         scope: is_region.then_some(scope),
+        overflow_place: match (extra, u8::try_from(place).unwrap_or(u8::MAX)) {
+            (Extra::Overflow, 0) => OverflowPlace::First,
+            // The fourth stands beside them.
+            (Extra::Overflow, count @ 1..=2) => OverflowPlace::After(count),
+            _ => OverflowPlace::Apart,
+        },
         ..LimitSpec::new(algorithm, requests, period)
     }
 }

@@ -9,7 +9,8 @@ use smallvec::SmallVec;
 use super::{CounterLookup, MemoryShard};
 use crate::base::clock::Time;
 use crate::limit::Limit;
-use crate::limit::algorithm::state::{State, charge_together};
+use crate::limit::algorithm::joint_charge::{admits_each, charge_together};
+use crate::limit::algorithm::state::State;
 use crate::limit::charge::{Charge, ChargeRequest, ChargeResult, Counter, JointLimit};
 use crate::limit::hold::{HeldAmount, HoldAnswer, HoldRequest, PoolId, StateWithLimit, TotalHold};
 use crate::limit::request::Hits;
@@ -69,8 +70,7 @@ impl MemoryShard {
         let states: SmallVec<[State; 4]> = slots.iter().map(|slot| self.take_state(slot)).collect();
         let mut settled = states.clone();
         let (_, lowered) = self.settle_holds_and_lower_limits(&slots, &mut settled, now);
-        let admits =
-            settled.iter().zip(&lowered).map(|(state, limit)| state.admits(limit, now, charge.request)).collect();
+        let admits = admits_each(&to_joint_limits(&slots, &lowered), &settled, now, charge.request);
         for (slot, state) in slots.iter().zip(states) {
             if let Some(index) = slot.index {
                 self.write_state(index, state);

@@ -52,6 +52,9 @@ local ttl_ms = math.ceil((window_end - now) / 1000) + 1000
 local value = pack('<I8I8I8', last, count, window_end)
 --> set_or_overwrite
 
+--: counted
+return count
+
 --: reservation_mark
 return at, window_end
 

@@ -9,6 +9,7 @@ function(key, now, period, a, b, period_ms)
   return {
     before = before,
     --> reservation_methods
+    --> overflow_methods
     -- Sets the limit of the charges that follow.
     set_limit = function(...)
       limit, capacity, wait, flags = ...

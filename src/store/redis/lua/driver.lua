@@ -162,6 +162,11 @@ if times > 1 and hits > 0 then
   if admitted then times = 1 else hits = each end
 end
 
+--: decide_counters
+for _, counter in ipairs(counters) do
+  if counter.rejects(hits) then rejected = true end
+end
+
 --: reservation_mark
 return at, 0
 

@@ -58,6 +58,9 @@ end
 local value = pack('<I8I8', last, count)
 --> set_or_overwrite
 
+--: counted
+return count
+
 --: reservation_mark
 return at, window or (floor(at / period) + 1) * period
 

@@ -96,6 +96,9 @@ end
 write('PEXPIRE', key, ahead == 0 and period_ms or math.ceil((ahead + period) / 1000))
 if failed then return failed end
 
+--: counted
+return kept - dropped + new
+
 --: reservation_mark
 return at, 0
 

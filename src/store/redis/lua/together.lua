@@ -30,6 +30,7 @@ for i = 1, count do
   --> pool_of_counter
   --> ban_of_counter
   --> reservation_of_counter
+  --> overflow_of_counter
   counters[i], reply[i + 1] = counter, counter.before
 end
 while position < #args do
@@ -42,9 +43,7 @@ while position < #args do
   repeat
     local changed = false
     rejected = false
-    for _, counter in ipairs(counters) do
-      if counter.rejects(hits) then rejected = true end
-    end
+    --> decide_counters
     for _, counter in ipairs(counters) do
       if counter.apply(rejected) then changed = true end
     end

@@ -62,6 +62,7 @@ pub(super) fn full_decision<'a>() -> DecisionRecord<'a> {
         window: Some("{timezone: Europe/Berlin, day_starts: \"06:00\"}".into()),
         ban: Some("{for: 10m, after: 20}".into()),
         reservations: Some("{settle_within: 10m, unsettled: return, estimate: 40}".into()),
+        takes_overflow: true,
         active: Some("{days: \"mon\", from: \"08:00\", to: \"20:00\", timezone: UTC}".into()),
         global: Some(GlobalScopeRecord {
             reserve_milli_percent: 10_000,
@@ -224,6 +225,7 @@ fn a_record_without_optional_fields_is_encoded_as_it_is_serialized() {
         window: None,
         ban: None,
         reservations: None,
+        takes_overflow: false,
         active: None,
         global: None,
         shadow: false,

@@ -16,13 +16,15 @@ use proptest::test_runner::{TestCaseResult, TestRunner};
 use redis::{Connection, ErrorKind, RedisResult, ServerErrorKind, Value, cmd, from_redis_value};
 use smallvec::SmallVec;
 use tollkeeper::base::clock::{Clock, Time};
+use tollkeeper::limit::algorithm::joint_charge::charge_together;
 use tollkeeper::limit::algorithm::leaky_level::RememberedSize;
 use tollkeeper::limit::algorithm::sliding_window_log::LoggedHits;
-use tollkeeper::limit::algorithm::state::{State, charge_together};
+use tollkeeper::limit::algorithm::state::State;
 use tollkeeper::limit::algorithm::{
     Algorithm, fixed_window, leaky_bucket, sliding_window_counter, sliding_window_log, token_bucket,
 };
 use tollkeeper::limit::charge::{ChargeRequest, ChargeResult, JointLimit};
+use tollkeeper::limit::overflow::OverflowPlace;
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::{Limit, LimitSpec};
@@ -250,13 +252,15 @@ pub(super) fn expected(
         let late: Vec<bool> = (0..states.len()).map(late).collect();
         let found = states.to_vec();
         let results = charge_together(&terms, states, now, request);
-        for (place, found) in found.into_iter().enumerate().filter(|(place, _)| late[*place]) {
-            states[place] = found;
+        for (place, found) in found.iter().enumerate().filter(|(place, _)| late[*place]) {
+            states[place] = found.clone();
         }
         let all = terms.iter().zip(&results).all(|(term, result)| result.admitted || !term.rejects_others);
         for (place, counter) in charge.counters.iter().enumerate() {
             let counts = match request.hits {
                 Hits::Peek => false,
+                // Of an overflow, a limit may take no hits.
+                _ if counter.limit.overflow_place() != OverflowPlace::Apart => states[place] != found[place],
                 Hits::Charge(_) => all && results[place].admitted || counter.limit.counts_rejected_hits(),
                 Hits::Refund(_) => !late[place],
             };
@@ -575,6 +579,41 @@ fn script_charges_several_limits_like_memory() {
 #[test]
 fn script_at_server_time_charges_several_limits_like_memory() {
     check(history(3, &Algorithm::ALL, 3), ScriptForm::ServerTime);
+}
+
+/// Limits that overflow, all in shadow mode or none, and perhaps one beside them.
+fn overflowing_history() -> impl Strategy<Value = History> {
+    const ALGORITHMS: [Algorithm; 4] =
+        [Algorithm::FixedWindow, Algorithm::TokenBucket, Algorithm::SlidingWindowCounter, Algorithm::SlidingWindowLog];
+    let of_chain = |limit: &Limit, count: u8| {
+        let has_bucket = limit.algorithm() == Algorithm::TokenBucket;
+        let spec = LimitSpec {
+            bucket_size: u32::try_from(limit.capacity().max(1)).ok().filter(|_| has_bucket),
+            calendar_months: limit.follows_calendar_months(),
+            sole: false,
+            overflow_place: if count == 0 { OverflowPlace::First } else { OverflowPlace::After(count) },
+            ..LimitSpec::new(limit.algorithm(), limit.requests_per_unit(), limit.period())
+        };
+        Limit::new(&spec).expect("it may overflow")
+    };
+    let first = prop_oneof![3 => Just(0), 1 => Just(1_usize)];
+    (history(4, &ALGORITHMS, 3), first, any::<bool>()).prop_map(move |(mut history, first, enforced)| {
+        for (place, limits) in history.keys.iter_mut().enumerate().skip(first) {
+            let count = u8::try_from(place - first).expect("few limits");
+            *limits = limits.iter().map(|(limit, _)| (of_chain(limit, count), enforced)).collect();
+        }
+        history
+    })
+}
+
+#[test]
+fn script_divides_hits_of_an_overflow_like_memory() {
+    check(overflowing_history(), ScriptForm::CallerTime);
+}
+
+#[test]
+fn script_at_server_time_divides_hits_of_an_overflow_like_memory() {
+    check(overflowing_history(), ScriptForm::ServerTime);
 }
 
 #[test]

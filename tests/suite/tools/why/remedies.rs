@@ -88,6 +88,7 @@ impl RejectedCharge<'_> {
             window: None,
             ban: None,
             reservations: self.spec.reservations.map(|policy| policy.to_string().into()),
+            takes_overflow: false,
             active: None,
             global: None,
             shadow: false,

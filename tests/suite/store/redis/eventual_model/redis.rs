@@ -5,7 +5,8 @@
 
 use smallvec::SmallVec;
 use tollkeeper::base::clock::Time;
-use tollkeeper::limit::algorithm::state::{State, charge_together};
+use tollkeeper::limit::algorithm::joint_charge::charge_together;
+use tollkeeper::limit::algorithm::state::State;
 use tollkeeper::limit::charge::{ChargeRequest, ChargeResult, JointLimit, MAX_COUNT};
 use tollkeeper::store::charge::{OwnedCharge, OwnedCounter};
 use tollkeeper::store::redis::eventual::{LeaseArguments, LeasePurpose, StoredLease};
