@@ -3,7 +3,7 @@
 //! A slot belongs to one stream of one Envoy. Its *id* is a hash of the holder (who the Envoy is) and of the values of
 //! the trailing entries `slot`, which are the same when the stream ends. Each answer hands out a new *token*, which a
 //! later entry `release` brings back: it says which answer the Envoy saw, so that a late release of an earlier attempt
-//! frees nothing. `docs/rules.md` has the protocol.
+//! frees nothing. `docs/concurrency.md` has the protocol.
 //!
 //! Nothing here knows a store: [`slot_table`](crate::limit::slot_table) has the slots of one counter.
 //!

@@ -6,7 +6,7 @@ Usage: tests/mutations/streams.py COPY [--only NUMBER,NUMBER-NUMBER] [--list] [-
 COPY is a directory for a changed copy of the repository. Each mutation is on by itself while its tests run, or with
 --world simulated runs, and they must fail (mutated_copy.py). Ends with 1 if they do not.
 
-The rows of slots are those of the protocol in docs/rules.md (concurrent) and docs/concurrency.md; the rows of
+The rows of slots are those of the protocol in docs/concurrency.md; the rows of
 reservations are the cases of src/limit/reservation.rs. tests/run.sh sets what the tests need.
 """
 

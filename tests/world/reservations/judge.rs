@@ -1,4 +1,4 @@
-//! Checks of a run of reservations, by what Envoys saw: docs/rules.md.
+//! Checks of a run of reservations, by what Envoys saw: docs/concurrency.md.
 //!
 //! A request that is admitted must fit beside what certainly counts: estimates of streams that go on, and true costs, or
 //! estimates if they are lower, of those that ended. If a limit is never exhausted, its counter is the sum of all costs.

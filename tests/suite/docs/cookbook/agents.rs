@@ -20,7 +20,7 @@ fn tool_call(served: &Served, agent: &str, tool: &str) -> Request {
 
 #[test]
 fn tools_have_limits_for_each_agent() {
-    let served = serve(27);
+    let served = serve(26);
     assert_limit(1, &tool_call(&served, "ann", "delete_user"));
     assert_limit(3, &tool_call(&served, "ann", "search"));
     assert_limit(3, &tool_call(&served, "ann", ""));
@@ -37,7 +37,7 @@ fn tools_have_limits_for_each_agent() {
 fn traps_of_tools() {
     let call = r#"{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"delete_user"}}"#;
     let batch = format!("[{call}]");
-    let served = serve(27);
+    let served = serve(26);
     let others = |served: &Served| {
         let as_text = mcp_call(served, "ann", call).header("content-type", "text/plain");
         [as_text, mcp_call(served, "ann", &batch).header("content-type", "application/json")]
@@ -45,7 +45,7 @@ fn traps_of_tools() {
     for request in others(&served) {
         assert_eq!(request.send().status, 400);
     }
-    let mut recipe = Recipe::find(27);
+    let mut recipe = Recipe::find(26);
     recipe.envoy["http_filters"][0]["typed_config"]["traffic_mode"] = "PASS_THROUGH".into();
     let served = Served::start(&recipe);
     others(&served).iter().for_each(|request| assert_unlimited(4, request));
@@ -74,7 +74,7 @@ fn statuses_after_charges(served: &Served, requests: &[&Request]) -> Vec<u16> {
 
 #[test]
 fn tokens_are_read_from_the_answer_of_a_model() {
-    let served = serve(28);
+    let served = serve(27);
     let answered = served.envoy.get("/v1/chat/completions").header("x-team", "red").header("accept-encoding", "gzip");
     let without_usage = served.envoy.get("/v1/other").header("x-team", "red");
     // 100 tokens each; an answer without usage costs 600.
@@ -104,14 +104,14 @@ fn traps_of_tokens_that_envoy_reads() {
         let last = request.send();
         (last.number("x-ratelimit-remaining"), served.envoy.stat("cluster.tollkeeper.upstream_rq_total"))
     };
-    let mut recipe = Recipe::find(28);
+    let mut recipe = Recipe::find(27);
     replace_cost(&mut recipe, |_| "%DYNAMIC_METADATA(llm_usage:total_tokens)%".to_owned());
     assert_eq!(peeks(&recipe, "/v1/chat/completions"), (1000, 4));
-    let mut recipe = Recipe::find(28);
+    let mut recipe = Recipe::find(27);
     replace_cost(&mut recipe, |_| "%TYPED_CEL(metadata.typed_filter_metadata.llm_usage.total_tokens)%".to_owned());
     assert_eq!(peeks(&recipe, "/v1/other"), (1000, 4));
     for wrong in ["* 4 ", "* 1.5 "] {
-        let mut recipe = Recipe::find(29);
+        let mut recipe = Recipe::find(28);
         replace_cost(&mut recipe, |cost| cost.replace("* 4u ", wrong));
         assert_eq!(peeks(&recipe, "/v1/chat/completions"), (1000, 4), "{wrong}");
     }
@@ -119,11 +119,11 @@ fn traps_of_tokens_that_envoy_reads() {
 
 #[test]
 fn output_tokens_have_a_weight() {
-    let served = serve(29);
+    let served = serve(28);
     let request = served.envoy.get("/v1/chat/completions").header("x-team", "red");
     // 20 + 4 x 80 each.
     assert_eq!(statuses_after_charges(&served, &[&request; 5]), [200, 200, 200, 429, 429]);
-    let mut recipe = Recipe::find(29);
+    let mut recipe = Recipe::find(28);
     replace_cost(&mut recipe, |cost| cost.replace("* 4u ", "* 3u / 2u "));
     let served = Served::start(&recipe);
     // 20 + 120 each.
