@@ -258,6 +258,10 @@ impl World {
         };
         self.unanswered.borrow_mut().insert(number, unanswered);
         let answer = replica.decide(&request, Duration::from_millis(deadline_ms)).await;
+        let shown = answer.as_ref().ok().and_then(|response| response.statuses.first()?.current_limit.as_ref());
+        if shown.is_some_and(|limit| limit.name == "credits") {
+            self.fleet.trace.count("credits were used or next to be");
+        }
         let verdict = match answer {
             Ok(response) if response.overall_code() == Code::OverLimit => Verdict::OverLimit,
             Ok(_) => Verdict::Ok,

@@ -111,14 +111,15 @@ fn bounds_of(rule: &RulePlan, limit: u64) -> Vec<Bound> {
         Consistency::Strict => 0,
         Consistency::Eventual(percent) | Consistency::Global(percent) => limit * percent / 100,
     };
+    let extra = extra + rule.credits.unwrap_or(0);
     let in_period = |burst| Bound { burst: burst + extra, rate: 0, per_us, within_us: Some(per_us) };
     match rule.algorithm {
         // The bucket, and what refills. Eventual: in any period.
         Algorithm::TokenBucket if matches!(rule.consistency, Consistency::Strict) => {
-            vec![Bound { burst: rule.size, rate: limit, per_us, within_us: None }]
+            vec![Bound { burst: rule.size + extra, rate: limit, per_us, within_us: None }]
         }
         Algorithm::TokenBucket => vec![in_period(rule.size + limit)],
-        Algorithm::LeakyBucket => vec![Bound { burst: rule.size, rate: limit, per_us, within_us: None }],
+        Algorithm::LeakyBucket => vec![Bound { burst: rule.size + extra, rate: limit, per_us, within_us: None }],
         Algorithm::SlidingWindowLog => vec![in_period(limit)],
         Algorithm::FixedWindow | Algorithm::SlidingWindowCounter => vec![in_period(2 * limit)],
         Algorithm::Concurrent => panic!("no run has concurrent limits"),
@@ -138,6 +139,12 @@ pub fn find_breaches(rules: &[RulePlan], replicas: u64, report: &Report) -> Vec<
         by_counter.entry((call.rule, call.value)).or_default().push(call);
     }
     for ((index, value), calls) in by_counter {
+        if let Some(rejected) =
+            rules[index].credits.and_then(|credits| find_early_rejection(credits, &calls, report, rules))
+        {
+            breaches
+                .push(format!("rule {index}, value {value}: rejected before both limits were used up: {rejected:?}"));
+        }
         let mut admitted: Vec<&CallRecord> =
             calls.into_iter().filter(|call| call.verdict == Verdict::Ok && call.hits > 0).collect();
         admitted.sort_by_key(|call| (call.answered_ms, call.sent_ms));
@@ -147,6 +154,28 @@ pub fn find_breaches(rules: &[RulePlan], replicas: u64, report: &Report) -> Vec<
         }
     }
     breaches
+}
+
+/// A rejection although all hits of its counter that were ever charged, with its own, would fit into the limit and its
+/// credits.
+fn find_early_rejection<'c>(
+    credits: u64,
+    calls: &[&'c CallRecord],
+    report: &Report,
+    rules: &[RulePlan],
+) -> Option<&'c CallRecord> {
+    let smallest = |index: usize| {
+        let changes = report.changes.iter().filter(|change| change.rule == index).map(|change| change.limit);
+        // A change of the limit leaves a bucket its size.
+        changes.fold(rules[index].capacity().min(rules[index].limit), u64::min)
+    };
+    let is_early = |rejected: &&&CallRecord| {
+        let may_be_charged =
+            |call: &&&CallRecord| call.verdict != Verdict::OverLimit && call.sent_ms <= rejected.answered_ms;
+        let charged: u64 = calls.iter().filter(may_be_charged).map(|call| call.hits).sum();
+        rejected.verdict == Verdict::OverLimit && charged + rejected.hits.max(1) <= smallest(rejected.rule) + credits
+    };
+    calls.iter().find(is_early).copied()
 }
 
 /// Time for which a lease is used and recorded at most, in milliseconds: docs/eventual.md.
@@ -261,7 +290,7 @@ impl CounterCheck<'_> {
     fn breach_of_window(&self, first: &CallRecord, last: &CallRecord, (hits, limit): (u64, u64)) -> Option<String> {
         let rule = self.rule();
         let limit = match rule.consistency {
-            Consistency::Strict if rule.on_store_error != StoreErrorPolicy::Local => limit,
+            Consistency::Strict if rule.on_store_error != StoreErrorPolicy::Local => limit + rule.credits.unwrap_or(0),
             // Leases end with their window.
             Consistency::Eventual(percent) if rule.on_store_error != StoreErrorPolicy::Local => {
                 limit + limit * percent / 100
@@ -300,7 +329,9 @@ impl CounterLevel {
         let rule = &rules[self.rule];
         let period_us = rule.period_s * 1_000_000;
         let concerns = |loss: &Loss| loss.rule.is_none_or(|rule| rule == self.rule);
-        let is_exact = rule.consistency == Consistency::Strict && rule.on_store_error != StoreErrorPolicy::Local;
+        let is_exact = rule.consistency == Consistency::Strict
+            && rule.on_store_error != StoreErrorPolicy::Local
+            && rule.credits.is_none();
         if !is_exact || report.losses.iter().any(concerns) {
             return None;
         }

@@ -72,6 +72,7 @@ const EVENTS: &[&str] = &[
     "counters were reset",
     "counters were compared with their callers",
     "counters were compared with repeated charges",
+    "credits were used or next to be",
     "calls were shared by charges",
     "rejections came from the cache",
     "charges were abandoned",

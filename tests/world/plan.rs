@@ -64,6 +64,8 @@ pub struct RulePlan {
     pub on_store_error: StoreErrorPolicy,
     /// Number of values that are called.
     pub values: u64,
+    /// Hits of a second limit, of a year, which takes the overflow of this one; `None`: there is none.
+    pub credits: Option<u64>,
 }
 
 impl RulePlan {
@@ -257,6 +259,7 @@ impl Plan {
             consistency: Consistency::Eventual(chance.pick(&[5, 50, 50])),
             on_store_error: chance.pick(&[StoreErrorPolicy::Error, StoreErrorPolicy::Deny]),
             values: 1,
+            credits: None,
         };
         // One replica after the other gets the same share; or one is cut off until another one has got it.
         let is_cut_off = chance.one_in(2);
@@ -293,7 +296,8 @@ impl Plan {
             Deployment::Cluster,
         ]);
         let fleet = FleetPlan { deployment, ..FleetPlan::draw(seed, &mut chance) };
-        let rules: Vec<RulePlan> = (0..chance.between(1, 3)).map(|_| draw_rule(&mut chance)).collect();
+        let mut rules: Vec<RulePlan> = (0..chance.between(1, 3)).map(|_| draw_rule(&mut chance)).collect();
+        add_credits(seed, &mut rules);
         // Claims of replicas end after 30 s.
         let is_long = chance.one_in(6);
         let duration_ms = if is_long { chance.between(50_000, 90_000) } else { chance.between(4000, 16_000) };
@@ -331,6 +335,7 @@ impl Plan {
             consistency: Consistency::Global(chance.pick(&[5, 10, 50])),
             on_store_error: chance.pick(&[StoreErrorPolicy::Error, StoreErrorPolicy::Deny, StoreErrorPolicy::Local]),
             values: chance.pick(&[1, 1, 2]),
+            credits: None,
         };
         let duration_ms = chance.between(20_000, 60_000);
         let count = if chance.one_in(6) { 0 } else { chance.between(1, 6) };
@@ -399,13 +404,20 @@ pub fn rule_file(rules: &[RulePlan], limits: &[u64]) -> String {
             Consistency::Eventual(percent) => format!(", consistency: eventual, max_overshoot: {percent}%"),
             Consistency::Global(percent) => format!(", scope: global, max_overshoot: {percent}%"),
         };
-        text += &format!(
-            "  - key: rule{index}\n    rate_limit: {{ unit: second, unit_multiplier: {}, requests_per_unit: {limit}, \
-             algorithm: {}{size}{consistency}, on_store_error: {} }}\n",
+        let on_store_error = rule.on_store_error.name();
+        let limit = format!(
+            "unit: second, unit_multiplier: {}, requests_per_unit: {limit}, algorithm: {}{size}{consistency}, \
+             on_store_error: {on_store_error}",
             rule.period_s,
             rule.algorithm.name(),
-            rule.on_store_error.name(),
         );
+        text += &match rule.credits {
+            None => format!("  - key: rule{index}\n    rate_limit: {{ {limit} }}\n"),
+            Some(credits) => format!(
+                "  - key: rule{index}\n    rate_limit:\n      - {{ name: own, overflow_to: credits, {limit} }}\n      - {{ \
+                 name: credits, unit: year, requests_per_unit: {credits}, on_store_error: {on_store_error} }}\n"
+            ),
+        };
     }
     text
 }
@@ -441,6 +453,19 @@ fn draw_rule(chance: &mut Chance) -> RulePlan {
             StoreErrorPolicy::Local,
         ]),
         values: chance.pick(&[1, 1, 3, 20]),
+        credits: None,
+    }
+}
+
+/// Gives some strict rules credits, by a chance of their own, so that other draws stay as they are.
+fn add_credits(seed: u64, rules: &mut [RulePlan]) {
+    let mut chance = Chance::new(seed ^ 0x6f76_6572_666c_6f77);
+    for rule in rules {
+        let may_overflow = rule.consistency == Consistency::Strict && rule.algorithm != Algorithm::LeakyBucket;
+        if may_overflow && chance.one_in(3) {
+            rule.credits = Some(chance.pick(&[1, 5, 40]));
+            rule.on_store_error = StoreErrorPolicy::Error;
+        }
     }
 }
 

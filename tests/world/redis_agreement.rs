@@ -99,4 +99,4 @@ fn charges_and_grants_of_all_scripts_agree() {
 }
 
 /// Number of kinds of calls.
-const CALL_NAMES: usize = 23;
+const CALL_NAMES: usize = 24;

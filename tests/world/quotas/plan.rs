@@ -205,6 +205,7 @@ fn draw_rule(chance: &mut Chance) -> RulePlan {
             StoreErrorPolicy::Local,
         ]),
         values: chance.pick(&[1, 1, 1, 4]),
+        credits: None,
     }
 }
 
