@@ -14,7 +14,7 @@ BUDGET, FALLBACK, CALLS = "src/store/redis/eventual/budget.rs", "src/store/fallb
 DEADLINE, SERVER, REDIS = "src/store/client/deadline.rs", "src/store/client/supervised_server.rs", "src/store/redis.rs"
 DEPLOYMENT, FAILURES = "src/store/client/redis/deployment.rs", "src/decide/store_failures.rs"
 PREPARED, POOL = "src/store/redis/prepared_call.rs", "src/limit/algorithm/region_pool.rs"
-REQUESTS = "src/limit/region_requests.rs"
+REQUESTS, JOINT = "src/limit/region_requests.rs", "src/limit/algorithm/joint_charge.rs"
 
 RUST = [
     (REPLICAS, "let is_held = held.received <= at && at < held.until;",
@@ -52,11 +52,19 @@ RUST = [
     (POOL, "let left = held.saturating_sub(self.unreported);", "let left = if $0 { held } else { held.saturating_sub(self.unreported) };",
      [("pool", "hits that were used since a request are handed out again")]),
     (REQUESTS, "used: self.reported,", "used: if $0 { 0 } else { self.reported },", [("pool", "no used hits are told")]),
+    (JOINT, "if rest == 0 { parts } else {", "if rest == 0 || $0 { parts } else {",
+     [("overflow", "hits pass that neither limit has room for")]),
     (REDIS, "            self.heartbeat.start();\n", "            if !$0 { self.heartbeat.start(); }\n",
      [("share", "no slot is ever claimed")]),
 ]
 
 LUA = {
+    "overflow": [
+        ("overflow: a part of the hits is charged, and the request rejected", "if rest > 0 then", "if rest > hits then"),
+        ("overflow: a limit that takes a part of the hits is not charged", "admitted = fitting > 0 and fits(fitting)", "admitted = false"),
+        ("overflow: the next limit takes all hits again", "do rest = rest - counters[place].take(rest) end",
+         "do rest = rest - counters[place].take(hits) end"),
+    ],
     "fixed_window": [
         ("fixed window: one more passes", "admitted = hits < 0 or count + hits <= limit",
          "admitted = hits < 0 or count + hits <= limit + 1"),
