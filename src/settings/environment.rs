@@ -215,6 +215,9 @@ impl Environment {
 /// Variable with the default of `--addr` of commands that call the debug listener; a server does not read it.
 pub const DEBUG_ADDRESS_VARIABLE: &str = "TOLLKEEPER_ADDR";
 
+/// Variable with the default of `--addr` of `call`; a server does not read it.
+pub const GRPC_ADDRESS_VARIABLE: &str = "TOLLKEEPER_GRPC_ADDR";
+
 impl UnknownVariable {
     /// What to do about it.
     pub(crate) fn suggestion(&self) -> Option<String> {
@@ -228,7 +231,7 @@ impl UnknownVariable {
     /// Returns the unknown variable `name` if it begins as known ones do, is of another rate limiter, or resembles a
     /// known name.
     fn detect_meant_for_tollkeeper(name: &str) -> Option<Self> {
-        if name == DEBUG_ADDRESS_VARIABLE {
+        if [DEBUG_ADDRESS_VARIABLE, GRPC_ADDRESS_VARIABLE].contains(&name) {
             return None;
         }
         let own = name.strip_prefix("TOLLKEEPER_");

@@ -11,10 +11,10 @@ use std::time::Duration;
 use tokio::runtime;
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::client::{ClientTls, RateLimitClient, TimedResponse, TlsArgs, block_on};
+use super::client::{ClientTls, RateLimitClient, TimedResponse, TlsArgs, block_on, default_grpc_address};
 use super::print::{
     CommandOutcome, ProgressLine, escape_and_shorten, fail_if_unwritten, format_latency, format_micros, print_error,
-    print_to_stdout, usage_error,
+    print_to_stdout, print_with_verdicts, usage_error,
 };
 use super::request_flags::{RequestArgs, format_descriptor, parse_duration};
 use crate::base::clock::to_micros;
@@ -31,7 +31,7 @@ use crate::settings::address::ConnectAddress;
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     /// Address of the gRPC listener of a running server; unix:PATH for a unix socket
-    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:8081")]
+    #[arg(long, value_name = "HOST:PORT", default_value = default_grpc_address())]
     addr: ConnectAddress,
     #[command(flatten)]
     tls: TlsArgs,
@@ -67,6 +67,8 @@ A request file has options that flags do not have, such as a refund:
   {\"domain\": \"example\", \"descriptors\": [
     {\"entries\": [{\"key\": \"login\", \"value\": \"ann\"}], \"hitsAddend\": 2, \"isNegativeHits\": true}]}
 
+TOLLKEEPER_GRPC_ADDR is the default of --addr. Verdicts have colours in a terminal, unless NO_COLOR is set.
+
 Ctrl-C ends the requests, and the totals are those until then.
 
 Exit codes: 0 got a response (OK or OVER_LIMIT), 1 got none, 2 invalid usage.";
@@ -100,7 +102,7 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
             CommandOutcome::Failure
         }
     };
-    fail_if_unwritten(print_to_stdout(page), outcome)
+    fail_if_unwritten(print_with_verdicts(page), outcome)
 }
 
 /// Sends all requests. The inner result is that of writing to standard output, which ends the sending too.

@@ -28,7 +28,7 @@ use crate::base::pb::rate_limit_service_client::RateLimitServiceClient;
 use crate::base::pb::{RateLimitRequest, RateLimitResponse};
 use crate::base::text::{escape_unprintable, escape_unprintable_json};
 use crate::settings::address::ConnectAddress;
-use crate::settings::environment::DEBUG_ADDRESS_VARIABLE;
+use crate::settings::environment::{DEBUG_ADDRESS_VARIABLE, GRPC_ADDRESS_VARIABLE};
 use crate::settings::pem::{ClientCertificate, PemFile, collect_trusted_roots, finish_tls_client_config};
 use crate::settings::secret::Secret;
 
@@ -279,6 +279,13 @@ pub(super) fn describe_refusal(target: &ConnectAddress, path: &str, status: u16,
 pub(super) fn default_debug_address() -> &'static str {
     static ADDRESS: LazyLock<String> =
         LazyLock::new(|| std::env::var(DEBUG_ADDRESS_VARIABLE).unwrap_or_else(|_| "127.0.0.1:6070".to_owned()));
+    &ADDRESS
+}
+
+/// Default of `--addr` of `call`: [`GRPC_ADDRESS_VARIABLE`].
+pub(super) fn default_grpc_address() -> &'static str {
+    static ADDRESS: LazyLock<String> =
+        LazyLock::new(|| std::env::var(GRPC_ADDRESS_VARIABLE).unwrap_or_else(|_| "127.0.0.1:8081".to_owned()));
     &ADDRESS
 }
 

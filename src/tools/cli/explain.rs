@@ -81,7 +81,7 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
     } else {
         format_explanation(&explanation, args.config.is_empty())
     };
-    fail_if_unwritten(print_to_stdout(page), CommandOutcome::Success)
+    fail_if_unwritten(print_with_verdicts(page), CommandOutcome::Success)
 }
 
 /// Explains with rule files, without counters.

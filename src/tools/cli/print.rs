@@ -1,8 +1,8 @@
 //! Output of the commands: results to standard output, errors and progress to standard error; and exit codes.
 //!
 //! A closed pipe, as after `head`, is neither an error nor a panic. Untrusted text (a value, the name of a file, the
-//! message of a server) is escaped first, so that it cannot control the terminal. There are no colours: output looks
-//! the same in a terminal, a pipe and a log.
+//! message of a server) is escaped first, so that it cannot control the terminal. Verdicts have colours in a terminal,
+//! unless NO_COLOR is set; a pipe and a log have none.
 //!
 //! Decides: the number of each exit code (0, 1, 2); a closed output (`head`).
 
@@ -10,6 +10,9 @@ use std::fmt::Display;
 use std::io::{self, ErrorKind, IsTerminal as _, Write as _};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
+
+use anstream::{AutoStream, ColorChoice};
+use anstyle::AnsiColor;
 
 use crate::base::text::truncate_and_escape;
 use crate::tools::simulate::results::compute_share;
@@ -19,6 +22,44 @@ pub fn print_to_stdout(text: impl Display) -> io::Result<()> {
     let mut out = io::stdout().lock();
     write!(out, "{text}")?;
     out.flush()
+}
+
+/// Words of verdicts in tables and explanations: those of requests that pass, and those of others.
+const VERDICTS: [(&str, AnsiColor); 4] = [
+    ("OVER_LIMIT", AnsiColor::Red),
+    ("OK", AnsiColor::Green),
+    ("one more hit is rejected", AnsiColor::Red),
+    ("one more hit is admitted", AnsiColor::Green),
+];
+
+/// Writes a text of this program to standard output, with colours of its verdicts if that is a terminal that shows them
+/// (`NO_COLOR`, `CLICOLOR`, `TERM`).
+pub(super) fn print_with_verdicts(text: impl Display) -> io::Result<()> {
+    match AutoStream::choice(&io::stdout()) {
+        ColorChoice::Never => print_to_stdout(text),
+        _ => print_to_stdout(color_verdicts(&text.to_string())),
+    }
+}
+
+/// Adds the colours of verdicts, which stand between spaces or at the end of a line.
+fn color_verdicts(text: &str) -> String {
+    let mut colored = String::with_capacity(text.len() + text.len() / 8);
+    let mut rest = text;
+    while !rest.is_empty() {
+        let starts_word = colored.is_empty() || colored.ends_with([' ', '\n']);
+        let found = VERDICTS.into_iter().find(|(word, _)| {
+            let end = rest.strip_prefix(word).filter(|_| starts_word);
+            end.is_some_and(|end| end.is_empty() || end.starts_with([' ', '\n', ',', ';', ':']))
+        });
+        let (part, color) = match found {
+            Some((word, color)) => (word, Some(color)),
+            None => (&rest[..rest.chars().next().map_or(1, char::len_utf8)], None),
+        };
+        let style = color.map(AnsiColor::on_default).unwrap_or_default();
+        colored += &format!("{style}{part}{style:#}");
+        rest = &rest[part.len()..];
+    }
+    colored
 }
 
 /// Writes an error to standard error, and ignores a failure to do so.

@@ -30,6 +30,12 @@ pub(super) struct Args {
     /// Rule file or directory of rule files; repeatable. Takes precedence over the RUNTIME_ variables
     #[arg(long = "config", value_name = "PATH")]
     config: Vec<PathBuf>,
+    /// Port of the gRPC listener, in place of GRPC_PORT
+    #[arg(long, value_name = "PORT")]
+    port: Option<u16>,
+    /// Keep counters in this Redis, in place of BACKEND_TYPE, REDIS_SOCKET_TYPE and REDIS_URL
+    #[arg(long, value_name = "HOST:PORT")]
+    redis: Option<String>,
 }
 
 const HELP: &str = "\
@@ -40,6 +46,7 @@ service, in a terminal at once unless TOLLKEEPER_DRAIN_PERIOD is set; a second s
 Examples:
   tollkeeper serve --config config/example.yaml
   tollkeeper serve --config rules/ --config more.yaml
+  tollkeeper serve --config rules/ --port 9081 --redis localhost:6379
   RUNTIME_ROOT=/data RUNTIME_SUBDIRECTORY=ratelimit tollkeeper
 
 Exit codes: 0 stopped by a signal, 1 failed, 2 a setting or certificate is invalid or a port is in use.
@@ -71,7 +78,7 @@ pub(super) fn suggest_config_flag(error: &mut clap::Error) {
 
 /// Serves until a signal stops the process.
 pub(super) fn run(args: &Args) -> CommandOutcome {
-    let (mut settings, notices) = match Settings::from_env(std::env::vars_os()) {
+    let (mut settings, notices) = match Settings::from_env(override_variables(args, std::env::vars_os())) {
         Ok(read) => read,
         Err(problems) => {
             problems.problems.iter().for_each(print_error);
@@ -117,6 +124,23 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
             CommandOutcome::UsageError
         }
     }
+}
+
+/// The environment with the variables that flags stand for.
+fn override_variables(
+    args: &Args,
+    environment: impl Iterator<Item = (OsString, OsString)>,
+) -> impl Iterator<Item = (OsString, OsString)> {
+    let mut given: Vec<(&str, OsString)> = Vec::new();
+    given.extend(args.port.map(|port| ("GRPC_PORT", port.to_string().into())));
+    if let Some(address) = &args.redis {
+        given.push(("BACKEND_TYPE", "redis".into()));
+        given.push(("REDIS_SOCKET_TYPE", "tcp".into()));
+        given.push(("REDIS_URL", address.into()));
+    }
+    let names: Vec<OsString> = given.iter().map(|(name, _)| name.into()).collect();
+    let given = given.into_iter().map(|(name, value)| (name.into(), value));
+    environment.filter(move |(name, _)| !names.contains(name)).chain(given)
 }
 
 /// True in a terminal, where nobody needs time to notice the end, and Ctrl-C should end the service.
