@@ -1,4 +1,4 @@
-//! All settings as text: the environment section of `--help`, `tollkeeper settings`, and `docs/settings.md`.
+//! All settings as text: the environment section of `--help`, `tollkeeper settings`, and `docs/reference/settings.md`.
 //!
 //! Decides: which variables `tollkeeper settings` prints without `--all`, and how.
 
@@ -81,7 +81,7 @@ fn wrap_indented(text: &str) -> String {
     lines + "\n"
 }
 
-/// Formats `docs/settings.md`.
+/// Formats `docs/reference/settings.md`.
 pub fn format_settings_markdown() -> String {
     let mut text = format!("{INTRODUCTION}{}", format_often_set_names());
     for group in SETTING_GROUPS {

@@ -172,7 +172,7 @@ fn secrets_are_mounted_as_files_not_environment() {
 /// The chart finds secrets among settings by their names; this compares its pattern with the table of settings.
 #[test]
 fn secret_settings_are_rejected_in_plain_values() {
-    let page = read(&repository("docs/settings.md"));
+    let page = read(&repository("docs/reference/settings.md"));
     let items = page.lines().filter_map(|line| line.strip_prefix("- `")?.split_once("` ("));
     let secrets: Vec<_> = items.filter(|(_, rest)| rest.starts_with("secret text)")).map(|(name, _)| name).collect();
     assert!(secrets.len() >= 4, "{secrets:?}");
