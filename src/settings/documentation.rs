@@ -146,7 +146,15 @@ struct InfixVariants {
     introduction: &'static str,
 }
 
-const INFIX_VARIANTS: [InfixVariants; 2] = [
+const INFIX_VARIANTS: [InfixVariants; 4] = [
+    InfixVariants {
+        infix: "_LOGS",
+        introduction: "Each of these takes precedence over the variable without `LOGS_`. A URL over HTTP has the whole path:",
+    },
+    InfixVariants {
+        infix: "_METRICS",
+        introduction: "Each of these takes precedence over the variable without `METRICS_`. A URL over HTTP has the whole path:",
+    },
     InfixVariants {
         infix: "_TRACES",
         introduction: "Each of these takes precedence over the variable without `TRACES_`. A URL over HTTP has the whole path:",
