@@ -129,7 +129,12 @@ fn format_setting_item(setting: &dyn AnySetting) -> String {
     let note = support_note(setting).map(|note| format!(". *{note}*")).unwrap_or_default();
     let (name, help, default) = (setting.name(), setting.info().help, setting.default_text());
     let assigned = if default.is_empty() { name.to_owned() } else { format!("{name}={default}") };
-    format!("- `{assigned}` ({}): {help}{note}\n", describe_allowed_values(setting))
+    let allowed = match describe_allowed_values(setting).as_str() {
+        "text" => String::new(),
+        "bool" if !default.is_empty() => String::new(),
+        allowed => format!(" ({allowed})"),
+    };
+    format!("- `{assigned}`{allowed}: {help}{note}\n")
 }
 
 /// Returns the reason why a setting has no effect, if it has none.
@@ -198,7 +203,7 @@ Check an environment before you deploy it:
 tollkeeper check --env
 ```
 
-Each line: `NAME=default` (allowed values): meaning.
+Each line: `NAME=default` (allowed values, if not any text): meaning.
 
 - A bool is `true`, `false`, `1`, `0`, `t` or `f`. A duration is one or more numbers with units (`150us`, `1.5s`, `1h30m`);
   only `0` needs no unit. A bool, number or duration that is set but empty is an error.

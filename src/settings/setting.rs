@@ -28,7 +28,8 @@ pub struct SettingInfo {
     pub help: &'static str,
     /// Support for the variable in this program.
     pub support: Support,
-    /// `true` for one of the forty that people set; `tollkeeper settings` and `docs/reference/settings.md` name them first.
+    /// `true` for one of the forty that people set; `tollkeeper settings` and `docs/reference/settings.md` name them
+    /// first.
     pub is_often_set: bool,
     /// Text for a notice that nothing read the variable: completes "it is only read"; empty if there is nothing to say.
     pub only_read: &'static str,
