@@ -57,7 +57,7 @@ fn format_heading(group: &SettingGroup, text_before: &str) -> String {
 /// Formats the help of a setting below its name: meaning, allowed values and support.
 fn format_meaning(setting: &dyn AnySetting) -> String {
     let allowed = setting.allowed_values_text().map(|allowed| format!(" ({allowed})")).unwrap_or_default();
-    let mark = no_effect_mark(setting).map(|mark| format!(" [{mark}]")).unwrap_or_default();
+    let mark = no_effect_reason(setting).map_or("", |_| " [no effect]");
     wrap_indented(&format!("{}{allowed}{mark}", setting.info().help))
 }
 
@@ -129,12 +129,7 @@ fn format_setting_item(setting: &dyn AnySetting) -> String {
     let note = support_note(setting).map(|note| format!(". *{note}*")).unwrap_or_default();
     let (name, help, default) = (setting.name(), setting.info().help, setting.default_text());
     let assigned = if default.is_empty() { name.to_owned() } else { format!("{name}={default}") };
-    let allowed = match describe_allowed_values(setting).as_str() {
-        "text" => String::new(),
-        "bool" if !default.is_empty() => String::new(),
-        allowed => format!(" ({allowed})"),
-    };
-    format!("- `{assigned}`{allowed}: {help}{note}\n")
+    format!("- `{assigned}`{}: {help}{note}\n", describe_allowed_values(setting))
 }
 
 /// Returns the reason why a setting has no effect, if it has none.
@@ -147,25 +142,18 @@ fn no_effect_reason(setting: &dyn AnySetting) -> Option<&'static str> {
 
 /// Settings that are variants of others for one purpose; an infix in the name tells them apart, such as `_TRACES`.
 struct InfixVariants {
-    infix: &'static str,
+    infixes: &'static [&'static str],
     introduction: &'static str,
 }
 
-const INFIX_VARIANTS: [InfixVariants; 4] = [
+const INFIX_VARIANTS: [InfixVariants; 2] = [
     InfixVariants {
-        infix: "_LOGS",
-        introduction: "Each of these takes precedence over the variable without `LOGS_`. A URL over HTTP has the whole path:",
+        infixes: &["_LOGS", "_METRICS", "_TRACES"],
+        introduction: "Each of these takes precedence over the variable without `LOGS_`, `METRICS_` or `TRACES_`. A URL over HTTP has \
+                       the whole path:",
     },
     InfixVariants {
-        infix: "_METRICS",
-        introduction: "Each of these takes precedence over the variable without `METRICS_`. A URL over HTTP has the whole path:",
-    },
-    InfixVariants {
-        infix: "_TRACES",
-        introduction: "Each of these takes precedence over the variable without `TRACES_`. A URL over HTTP has the whole path:",
-    },
-    InfixVariants {
-        infix: "_PERSECOND",
+        infixes: &["_PERSECOND"],
         introduction: "Each of these does for limits per second what the variable without `PERSECOND_` does. Only a default given \
                        here differs:",
     },
@@ -174,8 +162,9 @@ const INFIX_VARIANTS: [InfixVariants; 4] = [
 impl InfixVariants {
     /// Returns the setting that `setting` repeats, if it is one of these.
     fn find_base_setting(&self, setting: &dyn AnySetting) -> Option<&'static dyn AnySetting> {
-        let name = setting.name().replacen(self.infix, "", 1);
-        environment::all_settings().find(|base| name != setting.name() && base.name() == name)
+        let infix = self.infixes.iter().find(|infix| setting.name().contains(**infix))?;
+        let name = setting.name().replacen(infix, "", 1);
+        environment::all_settings().find(|base| base.name() == name)
     }
 
     /// Formats the list of the variants in a group; empty if it has none.
@@ -213,20 +202,14 @@ Each line: `NAME=default` (allowed values, if not any text): meaning.
 This page is generated from the program's own table, and a test compares them.
 ";
 
-/// Describes the values of a setting: `int, 0 to 65535`.
+/// Describes the values of a setting: ` (int, 0 to 65535)`; empty if they are any text, or bools with a default.
 fn describe_allowed_values(setting: &dyn AnySetting) -> String {
     match (setting.type_name(), setting.allowed_values_text()) {
-        ("", allowed) => allowed.unwrap_or_default(),
-        (kind, Some(allowed)) => format!("{kind}, {allowed}"),
-        (kind, None) => kind.to_owned(),
-    }
-}
-
-/// Returns the mark of a setting without effect, for brackets; `None` for all others.
-fn no_effect_mark(setting: &dyn AnySetting) -> Option<String> {
-    match setting.info().support {
-        Support::Honoured | Support::Differs { .. } => None,
-        Support::NoEffect { .. } => Some("no effect".to_owned()),
+        ("text", None) => String::new(),
+        ("bool", None) if !setting.default_text().is_empty() => String::new(),
+        ("", allowed) => format!(" ({})", allowed.unwrap_or_default()),
+        (kind, Some(allowed)) => format!(" ({kind}, {allowed})"),
+        (kind, None) => format!(" ({kind})"),
     }
 }
 
