@@ -92,7 +92,10 @@ pub(crate) fn settings() -> Vec<GeneratedFile> {
     // Families of names such as `DD_*` are no names.
     let names = page.lines().filter_map(|line| line.strip_prefix("- `")?.split(['`', '=']).next());
     let names: String = names.filter(|name| !name.ends_with('*')).map(|name| format!("{name}\n")).collect();
-    vec![GeneratedFile::new("deploy/chart/files/settings.txt", names), GeneratedFile::new("docs/settings.md", page)]
+    vec![
+        GeneratedFile::new("deploy/chart/files/settings.txt", names),
+        GeneratedFile::new("docs/reference/settings.md", page),
+    ]
 }
 
 /// Diagnostics of [`BAD_RULES`].

@@ -2,7 +2,8 @@
 //!
 //! A pool (a replica that answers quota streams, or a region) asks for hits for a time. Until then the limit of all other
 //! decisions is lower by them, and only what the pool reports as used is counted. Hits that were not reported by the
-//! end count as used at the end, so that a pool that dies costs its hits once.
+//! end count as used at the end, so that a pool that dies costs its hits once. A reset empties the count, and what is
+//! held stays held. While Redis fails, what was held counts as used in the fallback counters.
 //!
 //! What a hold takes depends on the algorithm ([`HeldAmount`]). In windows it takes hits of each window, and ends with
 //! the window of its last moment, in a sliding_window_counter with the window after that: hits used just before its end

@@ -37,7 +37,7 @@ settings! { "Identities of clouds";
     AWS_EC2_METADATA_SERVICE_ENDPOINT: String = "http://169.254.169.254", "instance metadata of EC2; the last source";
     AWS_EC2_METADATA_DISABLED: String = "false", "true: do not ask the instance metadata of EC2";
     GCE_METADATA_HOST: String = "metadata.google.internal", "host, or host:port, of the metadata server of Google Cloud";
-    AZURE_CLIENT_ID: String = "", "client id of the identity in Entra; without a token file: of a user-assigned managed identity";
+    AZURE_CLIENT_ID: String = "", "client id of the identity in Entra, or of a user-assigned managed identity";
     AZURE_TENANT_ID: String = "", "tenant of the identity in Entra, with a token file";
     AZURE_FEDERATED_TOKEN_FILE: Option<PathBuf> = "",
         "file with the token of a workload identity; read at each use; not set: managed identity";

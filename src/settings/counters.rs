@@ -19,7 +19,7 @@ settings! { "Counters";
         "memory for counters in this process; beyond it, those with the least of their limit used are evicted"
         .within("1MiB to 1024GiB") .often_set();
     TOLLKEEPER_OVER_LIMIT_CACHE_BYTES: ByteSize = "4MiB",
-        "memory for limits that Redis just reported as exceeded, rejected without a call; 0 means none"
+        "memory for limits that Redis reported as exceeded, rejected without a call; 0 means none"
         .within("0 to 1024GiB") .only_read("with counters in Redis or memcached");
     LOCAL_CACHE_SIZE_IN_BYTES: usize = "0",
         "same memory; above 0, also for fixed windows that count rejected hits, which then go uncounted"

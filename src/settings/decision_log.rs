@@ -28,10 +28,10 @@ settings! { "Decision log";
     TOLLKEEPER_DECISION_LOG_SAMPLE: f64 = "1",
         "share of the keys whose decisions are logged; all replicas choose the same keys"
         .within("0 to 1") .only_read("with TOLLKEEPER_DECISION_LOG");
-    TOLLKEEPER_ZONE: String = "", "zone of this replica, such as europe-west1-b, for the records of its decisions; empty: none"
+    TOLLKEEPER_ZONE: String = "", "zone of this replica, such as europe-west1-b, for its records"
         .only_read("with TOLLKEEPER_DECISION_LOG");
     TOLLKEEPER_DECISION_LOG_VALUES: LoggedValueForm = "plain",
-        "values of descriptors in the log, /top, /fleet, /counters and the console: as sent, as a keyed hash, or left out"
+        "values of descriptors in the log, the console and its pages: as sent, as a keyed hash, or left out"
         .often_set();
     TOLLKEEPER_DECISION_LOG_HASH_KEY: Option<Secret> = "",
         "key of hashed values, 16 bytes or more; equal keys give equal hashes in all replicas"
@@ -41,16 +41,16 @@ settings! { "Decision log";
         .only_read("if values are hashed (TOLLKEEPER_TOP_VALUES), or replicas exchange statistics through Redis");
     TOLLKEEPER_DECISION_LOG_FILE_BYTES: ByteSize = "100MiB", "size at which a log file is rotated"
         .within("64KiB to 1024GiB") .only_read("with TOLLKEEPER_DECISION_LOG");
-    TOLLKEEPER_DECISION_LOG_FILES: u32 = "10", "number of log files kept, the current one included"
+    TOLLKEEPER_DECISION_LOG_FILES: u32 = "10", "log files kept, the current one included"
         .within("1 to 10000") .only_read("with TOLLKEEPER_DECISION_LOG");
     TOLLKEEPER_DECISION_LOG_QUEUE_BYTES: ByteSize = "8MiB",
-        "memory for records that a destination has not taken yet; more are dropped and counted"
+        "memory for records that wait for a destination; more are dropped and counted"
         .within("64KiB to 4GiB") .only_read("with TOLLKEEPER_DECISION_LOG");
     TOLLKEEPER_DECISION_LOG_STREAM_LENGTH: u64 = "1000000",
-        "approximate number of records kept in the stream of redis:STREAM; Redis removes the oldest"
+        "approximate number of records kept in redis:STREAM"
         .within("1 to 1000000000") .only_read("with redis:STREAM in TOLLKEEPER_DECISION_LOG");
     TOLLKEEPER_DECISION_LOG_REDIS_URL: SecretUrl = "",
-        "Redis of the stream, like REDIS_URL (rediss:// is TLS; a list: cluster, or primary and sentinels); empty: of counters"
+        "Redis of the stream, like REDIS_URL (a list: cluster, or primary and sentinels); empty: that of counters"
         .only_read("with redis:STREAM in TOLLKEEPER_DECISION_LOG");
     TOLLKEEPER_DECISION_LOG_REDIS_AUTH: Option<Secret> = "", "password or user:password of the stream's Redis"
         .only_read("with redis:STREAM in TOLLKEEPER_DECISION_LOG");

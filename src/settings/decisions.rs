@@ -38,16 +38,16 @@ settings! { "Responses";
     TOLLKEEPER_POLICY_HEADERS: bool = "false",
         "send RateLimit-Policy and RateLimit of draft-ietf-httpapi-ratelimit-headers-11 with every response";
     TOLLKEEPER_EXCEEDED_LIMITS_HEADER: Option<HeaderName> = "",
-        "header for the upstream that names the limits which a passing request exceeded, such as x-ratelimit-exceeded";
+        "header for the upstream with the limits that a passing request exceeded, such as x-ratelimit-exceeded";
     TOLLKEEPER_RETRY_AFTER_HEADER: Option<HeaderName> = "Retry-After",
-        "header of a rejection for the seconds until a retry can be admitted; empty: not sent";
+        "header of a rejection: seconds until a retry can pass; empty: not sent";
     RESPONSE_DYNAMIC_METADATA: bool = "false",
-        "send the request and the metadata of its rules as dynamic metadata of the response"
+        "send the request and the metadata of its rules as dynamic metadata"
         .differs_by_value("metadata stays with its rule");
     TOLLKEEPER_METADATA_VERDICTS: bool = "false",
         "add the rules that rejected the request to the dynamic metadata";
     TOLLKEEPER_ON_STORE_ERROR: StoreFailurePolicy = "local",
-        "decision for rules without on_store_error if Redis fails or is too slow" .often_set();
+        "decision of rules without on_store_error if Redis fails or is too slow" .often_set();
 }
 
 choices! { StoreFailurePolicy }

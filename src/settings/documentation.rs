@@ -1,4 +1,4 @@
-//! All settings as text: the environment section of `--help`, `tollkeeper settings`, and `docs/settings.md`.
+//! All settings as text: the environment section of `--help`, `tollkeeper settings`, and `docs/reference/settings.md`.
 //!
 //! Decides: which variables `tollkeeper settings` prints without `--all`, and how.
 
@@ -57,7 +57,7 @@ fn format_heading(group: &SettingGroup, text_before: &str) -> String {
 /// Formats the help of a setting below its name: meaning, allowed values and support.
 fn format_meaning(setting: &dyn AnySetting) -> String {
     let allowed = setting.allowed_values_text().map(|allowed| format!(" ({allowed})")).unwrap_or_default();
-    let mark = no_effect_mark(setting).map(|mark| format!(" [{mark}]")).unwrap_or_default();
+    let mark = no_effect_reason(setting).map_or("", |_| " [no effect]");
     wrap_indented(&format!("{}{allowed}{mark}", setting.info().help))
 }
 
@@ -81,7 +81,7 @@ fn wrap_indented(text: &str) -> String {
     lines + "\n"
 }
 
-/// Formats `docs/settings.md`.
+/// Formats `docs/reference/settings.md`.
 pub fn format_settings_markdown() -> String {
     let mut text = format!("{INTRODUCTION}{}", format_often_set_names());
     for group in SETTING_GROUPS {
@@ -129,7 +129,7 @@ fn format_setting_item(setting: &dyn AnySetting) -> String {
     let note = support_note(setting).map(|note| format!(". *{note}*")).unwrap_or_default();
     let (name, help, default) = (setting.name(), setting.info().help, setting.default_text());
     let assigned = if default.is_empty() { name.to_owned() } else { format!("{name}={default}") };
-    format!("- `{assigned}` ({}): {help}{note}\n", describe_allowed_values(setting))
+    format!("- `{assigned}`{}: {help}{note}\n", describe_allowed_values(setting))
 }
 
 /// Returns the reason why a setting has no effect, if it has none.
@@ -142,17 +142,18 @@ fn no_effect_reason(setting: &dyn AnySetting) -> Option<&'static str> {
 
 /// Settings that are variants of others for one purpose; an infix in the name tells them apart, such as `_TRACES`.
 struct InfixVariants {
-    infix: &'static str,
+    infixes: &'static [&'static str],
     introduction: &'static str,
 }
 
 const INFIX_VARIANTS: [InfixVariants; 2] = [
     InfixVariants {
-        infix: "_TRACES",
-        introduction: "Each of these takes precedence over the variable without `TRACES_`. A URL over HTTP has the whole path:",
+        infixes: &["_LOGS", "_METRICS", "_TRACES"],
+        introduction: "Each of these takes precedence over the variable without `LOGS_`, `METRICS_` or `TRACES_`. A URL over HTTP has \
+                       the whole path:",
     },
     InfixVariants {
-        infix: "_PERSECOND",
+        infixes: &["_PERSECOND"],
         introduction: "Each of these does for limits per second what the variable without `PERSECOND_` does. Only a default given \
                        here differs:",
     },
@@ -161,8 +162,9 @@ const INFIX_VARIANTS: [InfixVariants; 2] = [
 impl InfixVariants {
     /// Returns the setting that `setting` repeats, if it is one of these.
     fn find_base_setting(&self, setting: &dyn AnySetting) -> Option<&'static dyn AnySetting> {
-        let name = setting.name().replacen(self.infix, "", 1);
-        environment::all_settings().find(|base| name != setting.name() && base.name() == name)
+        let infix = self.infixes.iter().find(|infix| setting.name().contains(**infix))?;
+        let name = setting.name().replacen(infix, "", 1);
+        environment::all_settings().find(|base| base.name() == name)
     }
 
     /// Formats the list of the variants in a group; empty if it has none.
@@ -190,7 +192,7 @@ Check an environment before you deploy it:
 tollkeeper check --env
 ```
 
-Each line: `NAME=default` (allowed values): meaning.
+Each line: `NAME=default` (allowed values, if not any text): meaning.
 
 - A bool is `true`, `false`, `1`, `0`, `t` or `f`. A duration is one or more numbers with units (`150us`, `1.5s`, `1h30m`);
   only `0` needs no unit. A bool, number or duration that is set but empty is an error.
@@ -200,20 +202,14 @@ Each line: `NAME=default` (allowed values): meaning.
 This page is generated from the program's own table, and a test compares them.
 ";
 
-/// Describes the values of a setting: `int, 0 to 65535`.
+/// Describes the values of a setting: ` (int, 0 to 65535)`; empty if they are any text, or bools with a default.
 fn describe_allowed_values(setting: &dyn AnySetting) -> String {
     match (setting.type_name(), setting.allowed_values_text()) {
-        ("", allowed) => allowed.unwrap_or_default(),
-        (kind, Some(allowed)) => format!("{kind}, {allowed}"),
-        (kind, None) => kind.to_owned(),
-    }
-}
-
-/// Returns the mark of a setting without effect, for brackets; `None` for all others.
-fn no_effect_mark(setting: &dyn AnySetting) -> Option<String> {
-    match setting.info().support {
-        Support::Honoured | Support::Differs { .. } => None,
-        Support::NoEffect { .. } => Some("no effect".to_owned()),
+        ("text", None) => String::new(),
+        ("bool", None) if !setting.default_text().is_empty() => String::new(),
+        ("", allowed) => format!(" ({})", allowed.unwrap_or_default()),
+        (kind, Some(allowed)) => format!(" ({kind}, {allowed})"),
+        (kind, None) => format!(" ({kind})"),
     }
 }
 

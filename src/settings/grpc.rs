@@ -17,7 +17,7 @@ settings! { "gRPC";
     GRPC_MAX_CONNECTION_AGE_GRACE: Duration = "1h",
         "time after that GOAWAY until the connection is closed; 0 means no limit";
     TOLLKEEPER_GRPC_KEEPALIVE_INTERVAL: Duration = "1m",
-        "time between HTTP/2 pings to a client, a third of which is the time limit of the answer; 0 means no pings"
+        "time between HTTP/2 pings to a client, which has a third of it to answer; 0 means none"
         .within("0 or 1s to 24h");
     TOLLKEEPER_GRPC_MAX_MESSAGE_BYTES: ByteSize = "4MiB",
         "maximum size of a request message" .within("1KiB to 1GiB");

@@ -24,7 +24,7 @@ settings! { "Listeners";
     DEBUG_PORT: u16 = "6070", "port of the debug listener; 0 means any free port"
         .differs("there are no /debug/pprof pages") .often_set();
     TOLLKEEPER_DEBUG_HOSTS: TextList = "",
-        "further host names by which clients may address the debug listener, besides IP addresses, localhost and services";
+        "further host names of the debug listener, besides IP addresses, localhost and services";
     TOLLKEEPER_ADMIN_TOKEN: Option<Secret> = "",
         "bearer token for reset, key listing and log level on the debug listener; at least 16 bytes";
     TOLLKEEPER_ADMIN_TOKEN_FILE: Option<PathBuf> = "",

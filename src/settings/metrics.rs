@@ -39,19 +39,19 @@ settings! { "Metrics";
         .often_set();
     PROMETHEUS_PATH: String = "/metrics", "path of the metrics page" .only_read("with USE_PROMETHEUS=true");
     PROMETHEUS_MAPPER_YAML: Option<PathBuf> = "",
-        "statsd_exporter mapping file for metric names and labels, instead of the built-in ones"
+        "statsd_exporter mapping file for metric names and labels"
         .differs("an invalid file prevents the start, a missing one does not; regular expressions match whole names")
         .only_read("with USE_PROMETHEUS=true");
     PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS: bool = "false",
-        "report ratelimit_service_response_time_seconds in milliseconds, despite its name"
+        "report ratelimit_service_response_time_seconds in milliseconds"
         .only_read("with USE_PROMETHEUS=true");
     TOLLKEEPER_METRIC_PATH_LABEL: bool = "false",
         "add a label `path` with the whole path of a limit";
     TOLLKEEPER_METRIC_SERIES: usize = "10000",
-        "maximum number of series named by requests: detailed_metric, value_to_metric, Envoy's limits, unknown domains"
+        "maximum number of series that requests name: detailed_metric, value_to_metric, Envoy's limits, unknown domains"
         .within("0 to 10000000");
     TOLLKEEPER_TOP_KEYS: usize = "2048",
-        "number of most rejected keys that /top tracks per minute; 0 turns it off" .within("0 to 1000000");
+        "number of most rejected keys that /top tracks per minute; 0 means none" .within("0 to 1000000");
     EXTRA_TAGS: TextMap = "", "tags on every metric, such as env:prod,zone:a" .often_set();
     STATS_FLUSH_INTERVAL: Duration = "10s", "interval of sending metrics to statsd and DogStatsD"
         .within("10ms to 1h");

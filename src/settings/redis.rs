@@ -51,9 +51,9 @@ settings! { "Counters in Redis", only read "with counters in Redis";
         .differs("the default there is 10; one connection carries all calls; the maximum is 128");
     REDIS_AUTH: Option<Secret> = "", "password or user:password; takes precedence over REDIS_URL";
     REDIS_AUTH_FILE: Option<PathBuf> = "",
-        "file that holds REDIS_AUTH; read at each connection attempt and when it changes, then told to open connections"
+        "file that holds REDIS_AUTH; open connections log in again when it changes"
         .often_set();
-    REDIS_AWS_IAM_AUTH: bool = "false", "log in to ElastiCache or MemoryDB as an IAM user, with tokens that are renewed";
+    REDIS_AWS_IAM_AUTH: bool = "false", "log in to ElastiCache or MemoryDB as an IAM user";
     REDIS_AWS_IAM_CACHE_NAME: String = "", "name of the cache or cluster"
         .only_read("with counters in Redis and REDIS_AWS_IAM_AUTH=true");
     REDIS_AWS_IAM_USER_ID: String = "", "id of the user"
@@ -63,7 +63,7 @@ settings! { "Counters in Redis", only read "with counters in Redis";
     REDIS_AWS_IAM_SERVERLESS: bool = "false", "the cache is serverless"
         .only_read("with counters in Redis and REDIS_AWS_IAM_AUTH=true");
     TOLLKEEPER_REDIS_IDENTITY: TokenCloud = "none",
-        "log in with access tokens of this cloud, which are renewed: of Memorystore, or of Azure Managed Redis";
+        "log in with access tokens of this cloud: Memorystore, Azure Managed Redis";
     REDIS_TLS: bool = "false", "connect over TLS" .often_set();
     REDIS_TLS_CLIENT_CERT: Option<PathBuf> = "", "client certificate, PEM file; for both deployments"
         .only_read("if a connection to Redis has TLS (REDIS_TLS=true, or rediss:// in its URL)");
@@ -80,19 +80,19 @@ settings! { "Counters in Redis", only read "with counters in Redis";
         "time limit of a call to Redis; then the rule's on_store_error or TOLLKEEPER_ON_STORE_ERROR applies"
         .within("1ms to 10s") .only_read("with counters in Redis or memcached") .often_set();
     TOLLKEEPER_REPLICAS: Option<NonZeroU32> = "",
-        "divisor of limits while Redis is unavailable; not set: the number of replicas last seen"
+        "divisor of limits while Redis is away; not set: the number of replicas last seen"
         .within("1 to 100000") .only_read("with counters in Redis or memcached");
     TOLLKEEPER_MAX_REPLICAS: NonZeroU32 = "16",
-        "maximum number of replicas that share an eventual limit; must be equal in all replicas"
+        "most replicas that share an eventual limit; must be equal in all replicas"
         .within("1 to 1000");
     TOLLKEEPER_KEY_FORMAT: KeyFormat = "tollkeeper",
         "format of keys; ratelimit: strict fixed windows are shared with envoyproxy/ratelimit"
         .only_read("with counters in Redis or memcached");
     TOLLKEEPER_EVENTUAL_BYTES: ByteSize = "64MiB",
-        "approximate memory for descriptors with `consistency: eventual`; further ones are counted strictly"
+        "approximate memory for eventual descriptors; further ones are counted strictly"
         .within("0 to 1024GiB");
     TOLLKEEPER_TABLE_BYTES: ByteSize = "32MiB",
-        "memory for the known rows of each table in Redis; beyond it, those not used for longest are looked up again"
+        "memory for the known rows of each table in Redis; beyond it, rows are looked up again"
         .within("1MiB to 1024GiB");
     REDIS_HEALTH_CHECK_ACTIVE_CONNECTION: bool = "false", "report unhealthy without a connection to Redis";
     REDIS_SENTINEL_AUTH: Option<Secret> = "", "password or user:password for the sentinels"

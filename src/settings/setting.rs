@@ -2,7 +2,7 @@
 //!
 //! A `Setting<T>` is declared once, in the file of its group: its name, default, allowed values and help. Reading it
 //! gives a `T`, so a read cannot fail and cannot name a setting that does not exist. `AnySetting` is the same without
-//! the type: `--help`, `docs/settings.md` and `check --env` list settings by it.
+//! the type: `--help`, `docs/reference/settings.md` and `check --env` list settings by it.
 
 use std::marker::PhantomData;
 
@@ -28,7 +28,8 @@ pub struct SettingInfo {
     pub help: &'static str,
     /// Support for the variable in this program.
     pub support: Support,
-    /// `true` for one of the forty that people set; `tollkeeper settings` and `docs/settings.md` name them first.
+    /// `true` for one of the forty that people set; `tollkeeper settings` and `docs/reference/settings.md` name them
+    /// first.
     pub is_often_set: bool,
     /// Text for a notice that nothing read the variable: completes "it is only read"; empty if there is nothing to say.
     pub only_read: &'static str,

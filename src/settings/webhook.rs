@@ -12,9 +12,9 @@ use super::values::Values;
 
 settings! { "Levels of limits";
     TOLLKEEPER_NOTIFY_WEBHOOK: Option<SecretUrl> = "",
-        "URL that gets each level of `notify` that a key reaches, by POST, as the decision log has it";
+        "URL that gets each level of `notify` that a key reaches, by POST";
     TOLLKEEPER_NOTIFY_WEBHOOK_SECRET: Option<Secret> = "",
-        "secret that signs these requests as Standard Webhooks says: whsec_ and base64, or another text of 16 bytes or more"
+        "secret that signs these requests (Standard Webhooks): whsec_ and base64, or 16 bytes or more"
         .only_read("with TOLLKEEPER_NOTIFY_WEBHOOK");
     TOLLKEEPER_NOTIFY_WEBHOOK_SECRET_FILE: Option<PathBuf> = "", "file that holds it, read at the start"
         .only_read("with TOLLKEEPER_NOTIFY_WEBHOOK");

@@ -45,7 +45,7 @@ settings! { "Rules over xDS", only read "with CONFIG_TYPE=GRPC_XDS_SOTW";
     XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES: i64 = "0", "maximum size of a message; 0 means 64 MiB"
         .differs("0 means 4 MiB in envoyproxy/ratelimit");
     TOLLKEEPER_XDS_CACHE: Option<PathBuf> = "",
-        "file that keeps the last accepted rules, for a start while the control plane is away";
+        "file of the last accepted rules, for a start while the control plane is away";
 }
 
 /// Maximum size of a message if none is set.

@@ -9,8 +9,8 @@
 //! Only rejections are cached: a stale entry rejects for up to 1 s, and never admits. A rejection given here is not
 //! counted in Redis, so counters whose rejected hits count (by default those of fixed windows) are not cached, unless
 //! `LOCAL_CACHE_SIZE_IN_BYTES` asks for it; then only those whose rejections end at a fixed time. Of counters
-//! with a ban, only bans are cached that no try prolongs. A full cache
-//! drops what has expired, else the new entry. Reads no clock; callers pass the time.
+//! with a ban, only bans are cached that no try prolongs. Rejections of held counters are not cached. A full cache
+//! drops what has expired, else the new entry; an entry takes about 300 bytes. Reads no clock; callers pass the time.
 //!
 //! Decides: what is rejected without asking Redis, and for how long; what `LOCAL_CACHE_SIZE_IN_BYTES` changes.
 

@@ -2,8 +2,12 @@
 //!
 //! One call decides all limits of a descriptor: a script on the node that owns their keys. The script returns the
 //! states of the counters, and the algorithms of this program compute the results from them, so that Redis and memory
-//! cannot disagree. All calls of a request are sent together. Charges on a counter whose call is in flight are
-//! coalesced into the next call. Every charge ends by its deadline, with an outcome or an error.
+//! cannot disagree. All calls of a request are sent together: one round trip, in a cluster too, or two with
+//! `STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT`, which runs them dry first. Charges on a counter whose call is in flight
+//! are coalesced into the next call. Every charge ends by its deadline, with an outcome or an error.
+//!
+//! Counters follow the clock of Redis, not of replicas. After a failover to a server whose clock is behind, time stands
+//! still until it catches up.
 //!
 //! [`Redis`] composes the parts: it groups the charges of a request, answers those that this process may decide
 //! ([`eventual`], [`OverLimitCache`]), and submits the others to `calls`.

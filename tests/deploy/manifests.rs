@@ -220,7 +220,7 @@ fn shipped_rules_pass_check() {
 
 #[test]
 fn settings_are_documented_ones() {
-    let page = read(&repository("docs/settings.md"));
+    let page = read(&repository("docs/reference/settings.md"));
     let known: Vec<&str> = page.lines().filter_map(|line| line.strip_prefix("- `")?.split(['`', '=']).next()).collect();
     assert!(known.len() > 50);
     for rendering in RENDERINGS.iter() {

@@ -100,7 +100,7 @@ Secret. Messages never repeat a value.
 {{- range $name, $_ := .Values.settings }}
 {{- if hasKey $owned $name }}{{ fail (printf "settings.%s: the chart sets it from the value %s: set that" $name (get $owned $name)) }}{{ end }}
 {{- if not (has $name $known) }}
-{{- fail (printf "settings.%s is no setting: did you mean %s? (docs/settings.md lists them; a variable of another version or of a library belongs in extraEnv)" $name (include "tollkeeper.nearestName" (list $name $known))) }}
+{{- fail (printf "settings.%s is no setting: did you mean %s? (docs/reference/settings.md lists them; a variable of another version or of a library belongs in extraEnv)" $name (include "tollkeeper.nearestName" (list $name $known))) }}
 {{- end }}
 {{- end }}
 {{- $set := include "tollkeeper.settings" . | fromJson }}

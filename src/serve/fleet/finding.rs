@@ -88,7 +88,7 @@ pub const ADVICE: [(&str, &str, &str); 21] = [
 ];
 
 /// Advice on other findings, and their page.
-const OTHER_ADVICE: (&str, &str) = ("see the text", "docs/operations.md#alarms-of-the-console");
+const OTHER_ADVICE: (&str, &str) = ("see the text", "docs/console.md#alarms");
 
 impl Finding {
     /// A finding of a process about itself, or of one replica about others, without a time.

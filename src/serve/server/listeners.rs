@@ -130,7 +130,7 @@ impl BoundListeners {
                 debug = debug_pages,
                 has_admin_token = start.has_admin_token,
                 "the console and the other debug pages have no TLS and are open to other machines (set \
-                 DEBUG_HOST=127.0.0.1 or close the port by a NetworkPolicy: docs/operations.md)"
+                 DEBUG_HOST=127.0.0.1 or close the port by a NetworkPolicy: docs/console.md)"
             );
         }
     }

@@ -19,9 +19,9 @@ use crate::settings::values::Values;
 settings! { "Regions", only read "with TOLLKEEPER_REGION";
     TOLLKEEPER_REGION: String = "", "name of this region, for limits with `scope: global`; empty: there is only one";
     TOLLKEEPER_REGIONS: TextList = "",
-        "names of all regions, this one included, 2 to 64; must be equal in all regions, in any order";
+        "names of all regions, this one included, 2 to 64; equal in all regions";
     TOLLKEEPER_GLOBAL_REDIS_URL: SecretUrl = "",
-        "Redis that all regions reach, in the form of REDIS_URL (rediss:// is TLS); no response waits for it";
+        "Redis that all regions reach, in the form of REDIS_URL; no response waits for it";
     TOLLKEEPER_GLOBAL_REDIS_TYPE: DeploymentKind = "SINGLE", "kind of deployment";
     TOLLKEEPER_GLOBAL_REDIS_AUTH_FILE: Option<PathBuf> = "", "file that holds password or user:password";
     TOLLKEEPER_GLOBAL_REDIS_AWS_IAM_AUTH: bool = "false", "REDIS_AWS_IAM_AUTH for it, and so on";

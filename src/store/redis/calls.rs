@@ -3,7 +3,9 @@
 //! A counter is in the table only while a call on it is in flight. The charge that finds no call becomes the leader and
 //! sends one at once; later ones are followers and leave their charge and a channel for the outcome. When the call
 //! ends, a task takes all followers as one batch and sends the next call, in order of arrival, without those whose
-//! caller has given up. Charges of one request on one counter stay in one batch. No lock is held across an await.
+//! caller has given up. Charges of one request on one counter stay in one batch. A batch has at most
+//! [`MAX_CHARGES_PER_CALL`] charges, so a caller waits for two round trips at most, unless more charges wait. No lock is
+//! held across an await.
 //!
 //! A request waits for all its charges at once ([`PendingChargeGroups`]). A call also charges a lease if demand
 //! requires one, and its reply updates the caches of this process.

@@ -14,6 +14,7 @@
 //! - `<prefix>tk1:{<path>}:leases` is the record of leases of a descriptor, `...}:candidate=<name>:leases` that of a
 //!   candidate.
 //! - `<key of a counter>:holds` is the record of the holds on its hits.
+//! - Other keys have a word in the braces, without `|`: `{replicas}`, `{holders}`, `{fleet}`, `{blocks}`.
 //!
 //! The format is public: other programs read it, and counters survive an upgrade. An incompatible format becomes `tk2`.
 //!

@@ -87,7 +87,7 @@ filter that is never asked, a value that is not there yet, a value that the clie
 Each finding has its place, the consequence and the fix. With PATH it also says which domains and descriptors of Envoy match no \
 rule, whatever their values. A comment `# check: ok, REASON` at the line, or alone above it, acknowledges warnings and hints, and in rule \
 files warnings. The JSON has `envoy` (files, errors, warnings, hints, acknowledged, and findings with severity, check, file, line, column, path, message, \
-consequence and fix). The checks are listed in docs/envoy-check.md.
+consequence and fix). The checks are listed in docs/reference/envoy-check.md.
 
 --env runs the validation of the start: run it where the service will run, with its files. Ports that another process \
 uses are found only by the start.

@@ -103,7 +103,7 @@ fn envoy_accepts_every_sample() {
 
 #[test]
 fn page_lists_every_check_with_its_severity() {
-    let page = read(&repository("docs/envoy-check.md"));
+    let page = read(&repository("docs/reference/envoy-check.md"));
     let rows: Vec<&str> = page.lines().filter(|line| line.starts_with("| `")).collect();
     for check in EnvoyCheck::ALL {
         let start = format!("| `{}` | {} |", check.name(), check.text().severity.name());

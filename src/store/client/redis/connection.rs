@@ -6,7 +6,8 @@
 //! such as `MultiplexedConnection` of the `redis` crate, could take its place by a change of this file alone.
 //!
 //! Calls of one script on one key each, queued at the same moment, are merged: the server then parses one command,
-//! starts one script and reads its clock once for up to 16 calls. No call waits for others.
+//! starts one script and reads its clock once for up to 16 calls. No call waits for others, and each fails alone. Calls
+//! are not merged in a cluster, nor behind a proxy that divides keys, which each connection checks.
 //!
 //! A merged script has all keys as KEYS. Its ARGV are, for each group of keys with equal arguments, the number of keys
 //! and the argument. It returns a head, then for each key the rest of the reply to its call, or the error of that

@@ -127,7 +127,8 @@ fn adapted(command: &str, server: &Tollkeeper) -> String {
 #[test]
 fn commands_of_the_documentation_run() {
     const TOKEN: &str = "a token of 32 characters or more";
-    let mut pages: Vec<_> = fs::read_dir(repository("docs")).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let directories = ["docs", "docs/reference"].map(|path| fs::read_dir(repository(path)).unwrap());
+    let mut pages: Vec<_> = directories.into_iter().flatten().map(|entry| entry.unwrap().path()).collect();
     pages.retain(|path| path.extension().is_some_and(|extension| extension == "md"));
     pages.push(repository("README.md"));
     pages.sort();

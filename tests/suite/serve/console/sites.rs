@@ -169,7 +169,7 @@ fn debug_listener_that_other_machines_reach_is_warned_of() {
             let lines: Vec<_> = log.lines().filter(|line| line.contains("DEBUG_HOST=127.0.0.1")).collect();
             assert_eq!(lines.len(), usize::from(is_open), "{host}: {log}");
             let expected = format!("has_admin_token={}", token.is_some());
-            assert!(lines.iter().all(|line| line.contains(&expected) && line.contains("docs/operations.md")), "{log}");
+            assert!(lines.iter().all(|line| line.contains(&expected) && line.contains("docs/console.md")), "{log}");
         }
     }
 }

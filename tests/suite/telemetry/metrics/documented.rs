@@ -1,4 +1,4 @@
-//! Comparison of the tables in `docs/metrics.md` with running processes: each metric, its type and its labels.
+//! Comparison of the tables in `docs/reference/metrics.md` with running processes: each metric, its type, its labels.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,7 +19,7 @@ type Metrics = BTreeMap<String, (String, BTreeSet<String>)>;
 
 /// Rows of the tables whose first column is a metric.
 fn documented() -> Metrics {
-    let page = read(&repository("docs/metrics.md"));
+    let page = read(&repository("docs/reference/metrics.md"));
     let mut metrics = Metrics::new();
     for line in page.lines().filter(|line| {
         line.starts_with("| `ratelimit_") || line.starts_with("| `tollkeeper_") || line.starts_with("| `process_")
