@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use super::client::{default_debug_address, fetch_page, parse_page};
 use super::print::{
-    CommandOutcome, escape_and_shorten, fail_if_unwritten, format_micros, print_error, print_to_stdout, usage_error,
+    CommandOutcome, escape_and_shorten, fail_if_unwritten, format_micros, print_error, print_with_verdicts, usage_error,
 };
 use super::request_flags::RequestArgs;
 use super::rule_files::{self, CheckedRules, read_settings_or_defaults};

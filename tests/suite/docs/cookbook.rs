@@ -36,7 +36,7 @@ const NEW_YEAR: Time = Time::from_secs(1_767_225_600);
 const TEMPLATE: &str = "tests/suite/docs/cookbook/envoy.yaml";
 
 /// Headings of the page; each recipe has a test below, which names its number.
-const RECIPES: [&str; 31] = [
+const RECIPES: [&str; 32] = [
     "Premium users get more",
     "A limit for one path and method",
     "So many a day, and bursts",
@@ -68,6 +68,7 @@ const RECIPES: [&str; 31] = [
     "Bytes in and out as a monthly quota",
     "A usage page for each tenant",
     "A budget in micro-dollars, told at 80 percent",
+    "A plan, then credits",
 ];
 
 /// A recipe's tollkeeper behind a recipe's Envoy.
@@ -713,6 +714,15 @@ fn budget_is_told_at_80_percent_and_shown_whole() {
     assert_eq!(shown.header("ratelimit-policy").unwrap(), "\"budget\";q=30000000000");
     assert!(shown.header("ratelimit").unwrap().starts_with("\"budget\";r=6000000000;t="), "{shown:?}");
     assert_eq!(served.tollkeeper.stderr().matches("limit used up to a level").count(), 1);
+}
+
+#[test]
+fn credits_pay_what_is_beyond_the_plan() {
+    let served = serve(32);
+    let of = |customer| served.envoy.get("/").header("x-customer", customer);
+    assert_limit(8, &of("ann"));
+    assert_unlimited(8, &of("bob"));
+    assert_unlimited(9, &served.envoy.get("/"));
 }
 
 #[test]
