@@ -202,7 +202,12 @@ impl CallSummary {
         };
         page += &format_headers_and_body(&last);
         if !last.statuses.is_empty() && last.statuses.iter().all(|status| status.current_limit.is_none()) {
-            page += "no limit applies: the domain has no rules, or none of them matches (`tollkeeper explain` says which)\n";
+            page += match last.overall_code() {
+                Code::OverLimit => "an entry is blocked (`tollkeeper blocks` lists the blocked values)\n",
+                _ => {
+                    "no limit applies: the domain has no rules, or none of them matches (`tollkeeper explain` says which)\n"
+                }
+            };
         }
         let sums: Vec<String> = self.sums.iter().map(|(code, sum)| format!("{sum} {}", format_code(*code))).collect();
         self.latencies_us.sort_unstable();

@@ -395,6 +395,59 @@ fn address_of_the_debug_listener_may_be_in_the_environment() {
 }
 
 #[test]
+fn address_of_the_service_may_be_in_the_environment() {
+    let server = with_rules(GOOD).start();
+    let address = format!("127.0.0.1:{}", server.grpc_port());
+    let call = ["call", "--domain", "good", "--descriptor", "a=b"];
+    let ended = Run { env: &[("TOLLKEEPER_GRPC_ADDR", &address)], ..Run::default() }.with(&call);
+    assert!(ended.code == 0 && ended.stdout.contains("OK in "), "{ended:?}");
+}
+
+#[test]
+fn verdicts_have_colors_unless_no_color_is_set() {
+    let rules = "domain: shop\ndescriptors:\n- {key: a, rate_limit: {unit: day, requests_per_unit: 1}}\n";
+    let server = with_rules(rules).start();
+    let address = format!("127.0.0.1:{}", server.grpc_port());
+    let call = ["call", "--addr", &address, "--domain", "shop", "--descriptor", "a=OK", "--count", "2"];
+    let output = |env: &[(&str, &str)]| Run { env, ..Run::default() }.with(&call).stdout;
+    let [green, red] = ["\u{1b}[32mOK\u{1b}[0m", "\u{1b}[31mOVER_LIMIT\u{1b}[0m"];
+    let colored = output(&[("CLICOLOR_FORCE", "1")]);
+    assert!(colored.contains(&format!(" {green} ")) && colored.contains(&format!(" {red} ")), "{colored:?}");
+    assert!(colored.contains("a=OK") && colored.contains(&format!("1 {red}; ")), "{colored:?}");
+    assert!(!output(&[]).contains('\u{1b}'), "no terminal");
+    assert!(!output(&[("NO_COLOR", "1")]).contains('\u{1b}'));
+}
+
+#[test]
+fn serve_has_flags_for_a_first_contact() {
+    let redis = kit::redis::options().start();
+    let port = Port::reserve();
+    let setup = with_rules(GOOD).env("REDIS_URL", "127.0.0.1:1").env("GRPC_PORT", "1");
+    let setup = setup.arg("--redis").arg(redis.address()).arg("--port").arg(port.number().to_string());
+    let _server = setup.start();
+    let address = format!("127.0.0.1:{}", port.number());
+    let called = run(&["call", "--addr", &address, "--domain", "good", "--descriptor", "a=b"]);
+    assert_eq!(called.code, 0, "{called:?}");
+    assert!(format!("{:?}", redis.command(&["KEYS", "tk1:{good*"]).unwrap()).contains("a=b"));
+    let refused = run(&["serve", "--port", "70000"]);
+    assert!(refused.code == 2 && refused.stderr.contains("--port"), "{refused:?}");
+}
+
+#[test]
+fn call_says_that_an_entry_is_blocked() {
+    let server = with_rules(GOOD).env("TOLLKEEPER_ADMIN_TOKEN", "0123456789abcdef").start();
+    let address = format!("127.0.0.1:{}", server.debug_port());
+    let token = [("TOLLKEEPER_ADMIN_TOKEN", "0123456789abcdef")];
+    let block = ["block", "--addr", &address, "--domain", "good", "--key", "a", "--value", "b", "--for", "1h"];
+    let block = [&block[..], &["--reason", "abuse"]].concat();
+    let blocked = Run { env: &token, ..Run::default() }.with(&block);
+    assert_eq!(blocked.code, 0, "{blocked:?}");
+    let service = format!("127.0.0.1:{}", server.grpc_port());
+    let called = run(&["call", "--addr", &service, "--domain", "good", "--descriptor", "a=b"]);
+    assert!(called.stdout.contains("an entry is blocked (`tollkeeper blocks`"), "{called:?}");
+}
+
+#[test]
 fn call_prints_latencies_of_seconds_with_their_digits() {
     let rules = "domain: shop\ndescriptors:\n- {key: a, rate_limit: {unit: minute, requests_per_unit: 40, algorithm: leaky_bucket, queue_size: 2}}\n";
     let server = with_rules(rules).start();
