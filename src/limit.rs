@@ -34,7 +34,7 @@ use std::num::{NonZeroU16, NonZeroU32};
 
 use self::algorithm::{Algorithm, CapacityRuleKey, RejectedHitsPolicy};
 use self::ban::Ban;
-use self::overflow::OverflowPlace;
+use self::overflow::ChainPosition;
 use self::period::{Period, Unit, period_in_words};
 use self::reservation::ReservationPolicy;
 use self::window::{CalendarWindows, WindowSpec};
@@ -169,7 +169,7 @@ pub struct LimitSpec {
     /// Requests charge an estimate, and the end of their streams settles; default: no.
     pub reservations: Option<ReservationPolicy>,
     /// Place of the limit among those that overflow into each other; default: it is none of them.
-    pub overflow_place: OverflowPlace,
+    pub chain_position: ChainPosition,
     /// Maximum `requests_per_unit` of a sliding_window_log.
     pub log_max: u32,
 }
@@ -193,7 +193,7 @@ impl LimitSpec {
             window: None,
             ban: None,
             reservations: None,
-            overflow_place: OverflowPlace::Apart,
+            chain_position: ChainPosition::NotInChain,
             log_max: DEFAULT_MAX_SLIDING_LOG_HITS,
         }
     }
@@ -260,8 +260,8 @@ pub enum LimitError {
         with: &'static str,
     },
     /// A limit that overflows into another, or takes the overflow of another, contradicts another key.
-    #[error("an overflow (`overflow_to`) cannot have a limit with {with}")]
-    NotOverflowing {
+    #[error("limits that overflow into each other (`overflow_to`) cannot have {with}")]
+    OverflowUnsupported {
         /// Key or algorithm that contradicts it, with the reason.
         with: &'static str,
     },
@@ -288,7 +288,7 @@ impl LimitError {
             Self::LogTooLong { .. } | Self::NotLarge { .. } => "requests_per_unit",
             Self::NotEventual { .. } => "consistency",
             Self::NotReserved { .. } => "reservations",
-            Self::NotOverflowing { .. } => "overflow_to",
+            Self::OverflowUnsupported { .. } => "overflow_to",
             Self::NotGlobal { .. } | Self::ReserveTooSmall { .. } => "scope",
         }
     }
@@ -321,7 +321,7 @@ pub struct Limit {
     window: Option<CalendarWindows>,
     ban: Option<Ban>,
     reservations: Option<ReservationPolicy>,
-    overflow_place: OverflowPlace,
+    chain_position: ChainPosition,
     consistency: Consistency,
     scope: Scope,
     /// How the Redis of a region counts the limit; `None`: as one of its own.
@@ -350,7 +350,7 @@ impl Limit {
         if let Scope::Global(_) = scope {
             spec.check_global_scope()?;
         }
-        if spec.overflow_place != OverflowPlace::Apart {
+        if spec.chain_position != ChainPosition::NotInChain {
             spec.check_overflow()?;
         }
         let too_long =
@@ -379,7 +379,7 @@ impl Limit {
             window,
             ban: spec.ban,
             reservations: spec.reservations,
-            overflow_place: spec.overflow_place,
+            chain_position: spec.chain_position,
             consistency,
             scope,
             in_region: None,
@@ -580,8 +580,8 @@ impl Limit {
     }
 
     /// Place of the limit among those of its list that overflow into each other.
-    pub const fn overflow_place(&self) -> OverflowPlace {
-        self.overflow_place
+    pub const fn chain_position(&self) -> ChainPosition {
+        self.chain_position
     }
 
     /// Returns `true` if the end of a stream changes the counter: it frees a slot, or settles a reservation.
@@ -630,7 +630,7 @@ impl fmt::Display for Limit {
         if let Some(reservations) = self.reservations {
             write!(f, ", reservations {reservations}")?;
         }
-        if self.overflow_place.takes_overflow() {
+        if self.chain_position.takes_overflow() {
             f.write_str(", takes the overflow of the limit before it")?;
         }
         let mut keys = self.global_scope().into_iter().flat_map(GlobalScope::rule_file_keys);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::blocks::Blocks;
 use super::log::DecisionLog;
 use super::log::value_form::ValueForm;
-use super::reached_levels::ReachedLevels;
+use super::reached_levels::ReachedLevelSender;
 use super::store_failures::FailedChargeCounters;
 use super::table_rows::PlanRowReader;
 use super::tap::DecisionTap;
@@ -32,7 +32,7 @@ pub struct Decider {
     /// Operators that listen to decisions.
     pub tap: Arc<DecisionTap>,
     /// Way of the levels of `notify` that keys reach; `None` if nobody tells them.
-    pub reached_levels: Option<ReachedLevels>,
+    pub reached_levels: Option<ReachedLevelSender>,
     /// Form of the values in rejected keys.
     pub key_values: ValueForm,
     pub(super) failures: FailedChargeCounters,

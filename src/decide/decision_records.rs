@@ -284,7 +284,7 @@ pub(super) fn to_limit_record<'a>(
         window: limit.calendar_windows().map(|window| window.spec().to_string().into()),
         ban: limit.ban().map(|ban| ban.to_string().into()),
         reservations: limit.reservations().map(|reservations| reservations.to_string().into()),
-        takes_overflow: limit.overflow_place().takes_overflow(),
+        takes_overflow: limit.chain_position().takes_overflow(),
         active: compiled.and_then(|compiled| compiled.active).map(|active| active.spec().to_string().into()),
         global: limit.global_scope().map(|scope| GlobalScopeRecord {
             reserve_milli_percent: scope.reserve_milli_percent,

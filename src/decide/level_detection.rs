@@ -11,7 +11,7 @@ use super::decision_records::{to_limit_record, to_rule_record};
 use super::key_text::key_text;
 use super::log::record::{EntryRecord, ThresholdRecord};
 use super::outcome::DescriptorOutcome;
-use super::reached_levels::{LevelOfCounter, ReachedLevel, ReachedLevels};
+use super::reached_levels::{CounterLevel, ReachedLevel, ReachedLevelSender};
 use super::selection::SelectedLimit;
 use crate::base::clock::Time;
 use crate::limit::Limit;
@@ -36,7 +36,7 @@ impl ChargedRequest<'_, '_, '_> {
     }
 
     #[cold]
-    fn send_levels_of_descriptor(&self, reached: &ReachedLevels, index: usize, compiled: &CompiledRule) {
+    fn send_levels_of_descriptor(&self, reached: &ReachedLevelSender, index: usize, compiled: &CompiledRule) {
         let (selection, descriptor) = (&self.selected.selections[index], &self.selected.request.descriptors[index]);
         let Some(DescriptorOutcome::Charged(outcome)) = self.outcomes.get(index) else { return };
         let is_counted = !matches!(outcome.decided_by, DecidedBy::OverLimitCache | DecidedBy::Rlqs);
@@ -52,7 +52,7 @@ impl ChargedRequest<'_, '_, '_> {
             let count = if result.admitted { result.after } else { result.after.max(capacity) };
             let until = end_of_period(&selected.limit, outcome.now);
             for level in levels.reached(capacity, count) {
-                let known = LevelOfCounter { counter: selection.key ^ selected.counter().tag, level };
+                let known = CounterLevel { counter: selection.key ^ selected.counter().tag, level };
                 if !reached.has_sent(&known, outcome.now) {
                     let id = identify(&path, &compiled.rule.limit_path(selected.index), level, until);
                     let found = LevelOfCharge { index, compiled, selected, result, level, until };

@@ -62,7 +62,7 @@ fn build_overflow_metadata<'a>(
     (selection, outcome): (&'a Selection<'_>, &'a DescriptorOutcome),
 ) -> impl Iterator<Item = Value> + 'a {
     selection.limits.iter().enumerate().filter_map(move |(at, selected)| {
-        let result = outcome.limit_result(at).filter(|_| selected.limit.overflow_place().takes_overflow())?;
+        let result = outcome.limit_result(at).filter(|_| selected.limit.chain_position().takes_overflow())?;
         let hits = result.after.checked_sub(result.before).filter(|hits| *hits > 0)?;
         let rule = selection.rule?.rule.limit_path(selected.index);
         Some(json!({ "rule": rule, "name": selected.name, "hits": hits }))

@@ -23,7 +23,7 @@ use crate::base::sharded::upper_half;
 use crate::decide::log::value_form::ValueForm;
 use crate::limit::charge::ChargeResult;
 use crate::limit::counter_path::CounterPath;
-use crate::limit::overflow::OverflowPlace;
+use crate::limit::overflow::ChainPosition;
 use crate::limit::request::{Descriptor, Entry, Hits};
 use crate::limit::slot::SlotChange;
 use crate::limit::{Limit, StoreFailurePolicy};
@@ -124,7 +124,7 @@ impl Decider {
     fn record_limit_outcome(&self, stats: &LimitStats, decided: DecidedDescriptor<'_, '_, '_>, at: usize) {
         let DecidedDescriptor { descriptor, selection, outcome, .. } = decided;
         let (limit, shadow) = (&selection.limits[at], selection.limits[at].shadow);
-        let Some(hits) = hits_of_limit(selection, outcome, at, descriptor.hits) else { return };
+        let Some(hits) = hits_decided_by_limit(selection, outcome, at, descriptor.hits) else { return };
         let near = near_limit_threshold(&limit.limit, self.behaviour.near_limit_ratio);
         match outcome {
             DescriptorOutcome::WithoutLimits => {}
@@ -315,10 +315,15 @@ pub(super) const fn hits_in_keys(hits: Hits) -> Option<u64> {
 
 /// Hits of a charge that the limit at `at` decides: of an overflow those that it takes, `None` if it takes none; all if
 /// they are rejected.
-fn hits_of_limit(selection: &Selection<'_>, outcome: &DescriptorOutcome, at: usize, hits: Hits) -> Option<Hits> {
+fn hits_decided_by_limit(
+    selection: &Selection<'_>,
+    outcome: &DescriptorOutcome,
+    at: usize,
+    hits: Hits,
+) -> Option<Hits> {
     let (Hits::Charge(all), Some(result)) = (hits, outcome.limit_result(at)) else { return Some(hits) };
-    let place = selection.limits[at].limit.overflow_place();
-    if place == OverflowPlace::Apart || !result.admitted {
+    let place = selection.limits[at].limit.chain_position();
+    if place == ChainPosition::NotInChain || !result.admitted {
         return Some(hits);
     }
     let taken = |at: usize| outcome.limit_result(at).map_or(0, |result| result.after - result.before.min(result.after));
@@ -327,7 +332,7 @@ fn hits_of_limit(selection: &Selection<'_>, outcome: &DescriptorOutcome, at: usi
         // Also of hits that were not charged, because another descriptor was rejected.
         false => {
             let after =
-                selection.limits[at + 1..].iter().take_while(|next| next.limit.overflow_place().takes_overflow());
+                selection.limits[at + 1..].iter().take_while(|next| next.limit.chain_position().takes_overflow());
             all.saturating_sub((at + 1..=at + after.count()).map(taken).sum())
         }
     };

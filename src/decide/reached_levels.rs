@@ -34,7 +34,7 @@ pub struct ReachedLevel {
 
 /// A level of a counter, known to this process only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct LevelOfCounter {
+pub(super) struct CounterLevel {
     /// Hash of the counter's path and of its limit.
     pub(super) counter: u128,
     /// The level.
@@ -45,14 +45,14 @@ pub(super) struct LevelOfCounter {
 #[derive(Debug, Default)]
 struct SentLevels {
     /// Ends of their periods.
-    ends: HashMap<LevelOfCounter, Time>,
+    ends: HashMap<CounterLevel, Time>,
     /// Last time that ended periods were removed.
     swept_at: Time,
 }
 
 impl SentLevels {
     /// Remembers a level. If there is no room, forgets one: Redis knows what was told.
-    fn insert(&mut self, level: LevelOfCounter, until: Time, now: Time) {
+    fn insert(&mut self, level: CounterLevel, until: Time, now: Time) {
         if self.ends.len() >= MAX_REMEMBERED && self.swept_at.plus_us(SWEEP_INTERVAL_US) <= now {
             self.ends.retain(|_, until| now < *until);
             self.swept_at = now;
@@ -68,7 +68,7 @@ impl SentLevels {
 
 /// Reached levels on their way from the decisions to the task that tells them.
 #[derive(Debug)]
-pub struct ReachedLevels {
+pub struct ReachedLevelSender {
     sender: mpsc::Sender<ReachedLevel>,
     sent: Mutex<SentLevels>,
     counts: [AtomicU64; LevelOutcome::ALL.len()],
@@ -89,7 +89,7 @@ named_enum! {
     }
 }
 
-impl ReachedLevels {
+impl ReachedLevelSender {
     /// Creates the way, and its end.
     pub fn new() -> (Self, mpsc::Receiver<ReachedLevel>) {
         let (sender, receiver) = mpsc::channel(MAX_WAITING);
@@ -107,12 +107,12 @@ impl ReachedLevels {
     }
 
     /// True if this process passed the level on in this period.
-    pub(super) fn has_sent(&self, level: &LevelOfCounter, now: Time) -> bool {
+    pub(super) fn has_sent(&self, level: &CounterLevel, now: Time) -> bool {
         self.lock_sent().ends.get(level).is_some_and(|until| now < *until)
     }
 
     /// Passes a reached level on. One that is dropped is not remembered, so the next charge passes it on again.
-    pub(super) fn send(&self, level: LevelOfCounter, now: Time, build: impl FnOnce() -> ReachedLevel) {
+    pub(super) fn send(&self, level: CounterLevel, now: Time, build: impl FnOnce() -> ReachedLevel) {
         let Ok(permit) = self.sender.try_reserve() else { return self.count(LevelOutcome::Dropped) };
         let reached = build();
         self.lock_sent().insert(level, reached.until, now);

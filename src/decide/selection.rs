@@ -20,7 +20,7 @@ use crate::base::clock::Time;
 use crate::limit::algorithm::{Algorithm, CapacityRuleKey, DelayPolicy, RejectedHitsPolicy};
 use crate::limit::charge::{Charge, ChargeRequest, Counter};
 use crate::limit::counter_path::CounterPath;
-use crate::limit::overflow::OverflowPlace;
+use crate::limit::overflow::ChainPosition;
 use crate::limit::period::{Period, Unit};
 use crate::limit::request::{Descriptor, Entry, Hits, LimitOverride, MAX_HITS, Request};
 use crate::limit::slot::{SlotAction, SlotUse};
@@ -163,7 +163,7 @@ fn drop_replaced_limits(selections: &mut [Selection<'_>]) {
             let stays = |selected: &SelectedLimit<'_>| selected.name.is_empty() || !replaced.contains(&selected.name);
             selection.limits.retain(|selected| stays(selected));
             selection.candidates.retain(stays);
-            selection.drop_overflow_without_source();
+            selection.remove_limits_of_broken_chains();
         }
     }
 }
@@ -365,11 +365,12 @@ impl<'r> Selection<'r> {
     }
 
     /// Drops the limits that take the overflow of one that was replaced.
-    fn drop_overflow_without_source(&mut self) {
-        let mut before = OverflowPlace::Apart;
+    fn remove_limits_of_broken_chains(&mut self) {
+        let mut before = ChainPosition::NotInChain;
         self.limits.retain(|selected| {
-            let place = selected.limit.overflow_place();
-            let has_source = before != OverflowPlace::Apart && before.limits_before() + 1 == place.limits_before();
+            let place = selected.limit.chain_position();
+            let has_source =
+                before != ChainPosition::NotInChain && before.preceding_limits() + 1 == place.preceding_limits();
             let stays = !place.takes_overflow() || has_source;
             before = if stays { place } else { before };
             stays

@@ -14,7 +14,7 @@ use super::selection::{SelectedLimit, Selection};
 use crate::decide::decision::{CurrentLimit, ReportedStatus};
 use crate::limit::algorithm::Algorithm;
 use crate::limit::charge::ChargeResult;
-use crate::limit::overflow::{OverflowPlace, split_into_chains};
+use crate::limit::overflow::{ChainPosition, split_into_overflow_chains};
 use crate::limit::{Limit, StoreFailurePolicy};
 use crate::settings::decisions::DecisionSettings;
 
@@ -132,7 +132,7 @@ fn index_of_shown_limit(limits: &[SelectedLimit<'_>], results: &[ChargeResult]) 
     let any_decides = limits.iter().any(|selected| !selected.shadow);
     let eligible = (0..limits.len())
         .filter(|index| !(any_decides && limits[*index].shadow))
-        .filter(|index| is_shown_of_overflow(limits, results, *index));
+        .filter(|index| represents_its_chain(limits, results, *index));
     let exceeded = eligible.clone().filter(|index| !results[*index].admitted);
     // Without a promised time the wait is the longest. `min_by_key` returns the first on a tie.
     let longest =
@@ -146,11 +146,11 @@ fn index_of_shown_limit(limits: &[SelectedLimit<'_>], results: &[ChargeResult]) 
 /// Of the limits of an overflow, true of one: that which takes the next hit or, after a rejection, that which is reset
 /// first.
 #[inline]
-fn is_shown_of_overflow(limits: &[SelectedLimit<'_>], results: &[ChargeResult], index: usize) -> bool {
-    if limits[index].limit.overflow_place() == OverflowPlace::Apart {
+fn represents_its_chain(limits: &[SelectedLimit<'_>], results: &[ChargeResult], index: usize) -> bool {
+    if limits[index].limit.chain_position() == ChainPosition::NotInChain {
         return true;
     }
-    let mut chains = split_into_chains(limits.iter().map(|selected| selected.limit.overflow_place()));
+    let mut chains = split_into_overflow_chains(limits.iter().map(|selected| selected.limit.chain_position()));
     let Some(mut chain) = chains.find(|chain| chain.contains(&index)) else { return true };
     let last = chain.end - 1;
     let shown = match results[index].admitted {

@@ -100,21 +100,21 @@ impl LimitSpec {
     /// Checks that the hits that the limit has room for are known at once, and that nothing else changes its counter.
     pub(super) fn check_overflow(&self) -> Result<(), LimitError> {
         let with = match self.algorithm {
-            Algorithm::LeakyBucket => "leaky_bucket: it delays hits, and has none left for another limit",
-            Algorithm::Concurrent => "`concurrent`: it counts streams at once, and others count hits",
-            _ if self.count_rejected == Some(true) => "`count_rejected: true`: what overflows is not rejected",
-            _ if self.max_wait_us.is_some_and(|wait| wait > 0) => "`max_wait`: what overflows does not wait",
-            _ if self.ban.is_some() => "`ban`: what overflows is not rejected",
+            Algorithm::LeakyBucket => "leaky_bucket: it delays hits in place of rejecting them",
+            Algorithm::Concurrent => "`concurrent`: it counts streams at once, and the others count hits",
+            _ if self.count_rejected == Some(true) => "`count_rejected: true`: hits that overflow are not rejected",
+            _ if self.max_wait_us.is_some_and(|wait| wait > 0) => "`max_wait`: hits that overflow do not wait",
+            _ if self.ban.is_some() => "`ban`: hits that overflow are not rejected",
             _ if self.reservations.is_some() => "`reservations`: a settlement knows one counter",
             _ if matches!(self.consistency, Some(Consistency::Eventual(_))) => {
-                "`consistency: eventual`: a lease has room for hits that the limit has not"
+                "`consistency: eventual`: a replica with a lease does not ask the other limit"
             }
             _ if matches!(self.scope, Some(Scope::Global(_))) => {
-                "`scope: global`: a region does not know the room of the others"
+                "`scope: global`: a region does not know what the others have left"
             }
             _ => return Ok(()),
         };
-        Err(LimitError::NotOverflowing { with })
+        Err(LimitError::OverflowUnsupported { with })
     }
 
     /// Checks that nothing in the limit keeps a region from deciding alone by hits that it was granted.

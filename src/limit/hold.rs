@@ -26,7 +26,7 @@ use super::algorithm::state::State;
 use super::algorithm::stored_state::{MAX_LUA_INTEGER, MalformedReply, ReplyReader};
 use super::algorithm::{Algorithm, CountingMethod, fixed_window, token_bucket};
 use super::charge::{ChargeRequest, ChargeResult, MAX_HELD_HITS, clamp_to_u32, effective_time};
-use super::overflow::OverflowPlace;
+use super::overflow::ChainPosition;
 use super::request::Hits;
 use crate::base::clock::Time;
 use crate::base::random::random_id;
@@ -150,7 +150,7 @@ impl Limit {
         if self.reservations().is_some() {
             return Some("`reservations`: a proxy that admits hits by itself reserves nothing");
         }
-        if self.overflow_place() != OverflowPlace::Apart {
+        if self.chain_position() != ChainPosition::NotInChain {
             return Some("`overflow_to`: a proxy that admits hits by itself does not know which limit takes them");
         }
         match self.algorithm() {

@@ -6,33 +6,35 @@
 
 /// Place of a limit in a chain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum OverflowPlace {
+pub enum ChainPosition {
     /// In none: the limit must admit all hits.
     #[default]
-    Apart,
+    NotInChain,
     /// First: hits that it has no room for go to the next limit of the list.
     First,
     /// It takes the hits that this number of limits before it, at least 1, have no room for.
     After(u8),
 }
 
-impl OverflowPlace {
+impl ChainPosition {
     /// Returns `true` if the limit takes only what the limits before it have no room for.
     pub const fn takes_overflow(self) -> bool {
         matches!(self, Self::After(_))
     }
 
     /// Number of limits before it in the chain; 0 apart from one.
-    pub const fn limits_before(self) -> u8 {
+    pub const fn preceding_limits(self) -> u8 {
         match self {
-            Self::Apart | Self::First => 0,
+            Self::NotInChain | Self::First => 0,
             Self::After(count) => count,
         }
     }
 }
 
 /// Returns the ranges of limits that admit a charge together: a chain, or one limit. `places` are those of all limits.
-pub fn split_into_chains(places: impl Iterator<Item = OverflowPlace>) -> impl Iterator<Item = std::ops::Range<usize>> {
+pub fn split_into_overflow_chains(
+    places: impl Iterator<Item = ChainPosition>,
+) -> impl Iterator<Item = std::ops::Range<usize>> {
     let mut places = places.peekable();
     let mut start = 0;
     std::iter::from_fn(move || {

@@ -29,7 +29,7 @@ use crate::telemetry::log_throttle::LogThrottle;
 /// Maximum number of requests that wait; more are dropped, and counted.
 const MAX_WAITING: usize = 1_000;
 /// Pauses before a request is sent again, after an answer of 429 or 5xx, or none.
-const PAUSES: [Duration; 4] =
+const RETRY_DELAYS: [Duration; 4] =
     [Duration::from_secs(1), Duration::from_secs(3), Duration::from_secs(9), Duration::from_secs(27)];
 /// Interval of the warning that the webhook fails.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
@@ -113,10 +113,10 @@ impl WebhookTarget {
         static FAILURE_LOG: LogThrottle = LogThrottle::every(LOG_INTERVAL);
         let agent = build_http_agent(self.url.reveal().starts_with("https://"));
         for request in requests {
-            let mut pauses = PAUSES.iter();
+            let mut delays = RETRY_DELAYS.iter();
             let outcome = loop {
                 match self.send(&agent, &request) {
-                    Err(SendError { what, may_repeat: true }) => match pauses.next() {
+                    Err(SendError { what, may_repeat: true }) => match delays.next() {
                         Some(pause) => thread::sleep(*pause),
                         None => break Err(what),
                     },

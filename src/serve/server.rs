@@ -47,7 +47,7 @@ use crate::base::threads;
 use crate::decide::decider::Decider;
 use crate::decide::log::value_form::ValueForm;
 use crate::decide::log::{DecisionLog, LogHeaderContext};
-use crate::decide::reached_levels::ReachedLevels;
+use crate::decide::reached_levels::ReachedLevelSender;
 use crate::rules::compile::options::CompileOptions;
 use crate::rules::defaults_file::DefaultsStatus;
 use crate::rules::files::watch::WatchTiming;
@@ -105,7 +105,7 @@ pub async fn run_server(settings: Settings, source: SourceConfig) -> Result<(), 
     service.tracer = settings.tracing.as_ref().zip(exporter).map(|(tracing, it)| start_tracer(tracing, it));
     service.decider.key_values = choose_value_form_in_rejected_keys(&settings, fleet_secret.as_ref());
     service.decider.log = start_decision_log(&settings, logged_values, &service.clock)?;
-    let (reached_levels, levels_to_tell) = ReachedLevels::new();
+    let (reached_levels, levels_to_tell) = ReachedLevelSender::new();
     service.decider.reached_levels = Some(reached_levels);
     let service = Arc::new(service);
     let updates = start_rule_updates(&settings, source, &service)?;
@@ -126,16 +126,14 @@ pub async fn run_server(settings: Settings, source: SourceConfig) -> Result<(), 
     let mut background = JoinSet::new();
     background.spawn(updates.apply_updates(grpc_health.clone()));
     background.spawn(grpc_health.clone().send_status_after_store_changes());
-    background.spawn(sweep_counters(Arc::clone(&service)));
     background.spawn(record_history_each_minute(state.collector.clone(), state.pages.clone()));
     listeners.watch_certificates(&mut background);
     background.spawn(watch_expiry_of_presented_certificates(settings.presented_certificates(), listener_stats));
-    background.spawn(follow_store_health(Arc::clone(&service), store_health));
-    background.spawn(measure_task_lag());
-    let webhook =
-        webhook.map(WebhookTarget::start).transpose().map_err(error_naming_resource("the thread of the webhook"))?;
-    let notifier = ReachedLevelNotifier::new(Arc::clone(&service), &settings.store, webhook);
-    background.spawn(notifier.tell_all(levels_to_tell));
+    spawn_upkeep(&mut background, &service, store_health);
+    let webhook = webhook.map(WebhookTarget::start).transpose();
+    let webhook = webhook.map_err(error_naming_resource("the thread of the webhook"))?;
+    background
+        .spawn(ReachedLevelNotifier::new(Arc::clone(&service), &settings.store, webhook).tell_all(levels_to_tell));
     listeners.log_start(&build_start_summary(&settings, &service));
     let mut serving = listeners
         .start_serving(&settings, &state, &grpc_health, &stopping)
@@ -148,14 +146,17 @@ pub async fn run_server(settings: Settings, source: SourceConfig) -> Result<(), 
     let quota = quota.as_deref();
     let draining =
         DrainingServer { service: &service, fleet: &fleet, statsd, otlp_metrics, grpc_health, quota, stop, serving };
-    let second_signal = async { while signals.wait_for_signal().await != SignalAction::Stop {} };
     tokio::select! {
         result = draining.drain_and_stop(&settings.shutdown) => result,
-        () = second_signal => {
-            tracing::info!(target: LIFECYCLE_TARGET, "second signal received: stopping at once");
-            Ok(())
-        }
+        () = signals.wait_for_second_stop() => Ok(()),
     }
+}
+
+/// Starts the tasks that look after the counters, the store and the threads.
+fn spawn_upkeep(background: &mut JoinSet<()>, service: &Arc<RateLimitService>, store_health: Arc<StoreHealth>) {
+    background.spawn(sweep_counters(Arc::clone(service)));
+    background.spawn(follow_store_health(Arc::clone(service), store_health));
+    background.spawn(measure_task_lag());
 }
 
 /// Returns a conversion of an error of the system to one that names the resource.
@@ -188,6 +189,12 @@ impl Signals {
             interrupt: signal(SignalKind::interrupt())?,
             hangup: signal(SignalKind::hangup())?,
         })
+    }
+
+    /// Waits for a signal that ends a shutdown at once.
+    async fn wait_for_second_stop(&mut self) {
+        while self.wait_for_signal().await != SignalAction::Stop {}
+        tracing::info!(target: LIFECYCLE_TARGET, "second signal received: stopping at once");
     }
 
     /// Waits for the next signal.

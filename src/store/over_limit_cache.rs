@@ -24,7 +24,7 @@ use crate::base::clock::to_micros;
 use crate::base::sharded::{DEFAULT_SHARDS, PrehashedMap, Sharded, upper_half};
 use crate::limit::algorithm::state::State;
 use crate::limit::charge::{ChargeRequest, ChargeResult};
-use crate::limit::overflow::OverflowPlace;
+use crate::limit::overflow::ChainPosition;
 use crate::limit::request::Hits;
 
 /// Longest validity of an entry.
@@ -170,7 +170,7 @@ impl OverLimitCache {
                 return result.ban_left_us > 0 && !limit.counts_rejected_hits();
             }
             // More hits may need another share of each limit.
-            if limit.overflow_place() != OverflowPlace::Apart {
+            if limit.chain_position() != ChainPosition::NotInChain {
                 return false;
             }
             // Any release may end the rejection of a concurrent limit, or of one with reservations.

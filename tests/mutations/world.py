@@ -62,8 +62,8 @@ LUA = {
     "overflow": [
         ("overflow: a part of the hits is charged, and the request rejected", "if rest > 0 then", "if rest > hits then"),
         ("overflow: a limit that takes a part of the hits is not charged", "admitted = fitting > 0 and fits(fitting)", "admitted = false"),
-        ("overflow: the next limit takes all hits again", "do rest = rest - counters[place].take(rest) end",
-         "do rest = rest - counters[place].take(hits) end"),
+        ("overflow: the next limit takes all hits again", "do rest = rest - counters[place].admit_up_to(rest) end",
+         "do rest = rest - counters[place].admit_up_to(hits) end"),
     ],
     "fixed_window": [
         ("fixed window: one more passes", "admitted = hits < 0 or count + hits <= limit",

@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 use super::state::State;
 use crate::base::clock::Time;
 use crate::limit::charge::{ChargeRequest, ChargeResult, JointLimit};
-use crate::limit::overflow::split_into_chains;
+use crate::limit::overflow::split_into_overflow_chains;
 use crate::limit::request::Hits;
 
 /// Applies a request to all limits of a descriptor at once.
@@ -69,12 +69,12 @@ pub fn divide_refund(
 }
 
 fn has_overflow(limits: &[JointLimit<'_>]) -> bool {
-    limits.iter().any(|one| one.limit.overflow_place().takes_overflow())
+    limits.iter().any(|one| one.limit.chain_position().takes_overflow())
 }
 
 /// Part of a charge that one limit decides.
 #[derive(Clone, Copy)]
-struct HitsOfLimit {
+struct LimitHits {
     /// Hits that it takes or gives back; [`Hits::Peek`] for none. All hits if they are rejected.
     hits: Hits,
     /// The limit, or the chain that it is in, admits the hits of the charge.
@@ -90,18 +90,18 @@ fn charge_with_overflow(
 ) -> SmallVec<[ChargeResult; 1]> {
     let parts = divide_hits(limits, states, now, request);
     let rejected = limits.iter().zip(&parts).any(|(one, part)| one.rejects_others && !part.admitted);
-    let charge = |((one, state), part): ((&JointLimit<'_>, &mut State), &HitsOfLimit)| {
+    let charge = |((one, state), part): ((&JointLimit<'_>, &mut State), &LimitHits)| {
         let rejected_elsewhere = request.rejected_elsewhere || rejected || !part.admitted;
         state.charge(one.limit, now, ChargeRequest { hits: part.hits, rejected_elsewhere, ..request })
     };
     let mut results: SmallVec<[ChargeResult; 1]> = limits.iter().zip(states).zip(&parts).map(charge).collect();
-    for chain in split_into_chains(limits.iter().map(|one| one.limit.overflow_place())) {
+    for chain in split_into_overflow_chains(limits.iter().map(|one| one.limit.chain_position())) {
         if chain.len() > 1 {
             let admitted = parts[chain.start].admitted;
             let wait_us = if admitted {
                 None
             } else {
-                wait_of_chain_us(&limits[chain.clone()], &results[chain.clone()], request)
+                chain_retry_after_us(&limits[chain.clone()], &results[chain.clone()], request)
             };
             for result in &mut results[chain] {
                 (result.admitted, result.retry_after_us) = (admitted, wait_us);
@@ -114,7 +114,7 @@ fn charge_with_overflow(
 /// Microseconds until a chain admits the hits that it rejected, at most; `None` if it never will.
 ///
 /// One of its limits may have room for all hits first. If none ever has, all are empty when the last of them is.
-fn wait_of_chain_us(limits: &[JointLimit<'_>], results: &[ChargeResult], request: ChargeRequest) -> Option<u64> {
+fn chain_retry_after_us(limits: &[JointLimit<'_>], results: &[ChargeResult], request: ChargeRequest) -> Option<u64> {
     let of_one_us = results.iter().filter_map(|result| result.retry_after_us).min();
     let capacity = limits.iter().fold(0_u64, |sum, one| sum.saturating_add(one.limit.capacity()));
     let until_empty_us = || results.iter().map(|result| result.reset_us).max();
@@ -126,13 +126,13 @@ fn divide_hits(
     states: &[State],
     now: Time,
     request: ChargeRequest,
-) -> SmallVec<[HitsOfLimit; 4]> {
+) -> SmallVec<[LimitHits; 4]> {
     let mut parts = SmallVec::new();
-    for chain in split_into_chains(limits.iter().map(|one| one.limit.overflow_place())) {
+    for chain in split_into_overflow_chains(limits.iter().map(|one| one.limit.chain_position())) {
         let (limits, states) = (&limits[chain.clone()], &states[chain]);
         match (limits, states) {
             ([one], [state]) => {
-                parts.push(HitsOfLimit { hits: request.hits, admitted: state.admits(one.limit, now, request) });
+                parts.push(LimitHits { hits: request.hits, admitted: state.admits(one.limit, now, request) });
             }
             _ => parts.extend(divide_hits_in_chain(limits, states, now, request)),
         }
@@ -145,9 +145,9 @@ fn divide_hits_in_chain(
     states: &[State],
     now: Time,
     request: ChargeRequest,
-) -> SmallVec<[HitsOfLimit; 4]> {
+) -> SmallVec<[LimitHits; 4]> {
     let members = || limits.iter().zip(states);
-    let part = |hits, admitted| HitsOfLimit { hits, admitted };
+    let part = |hits, admitted| LimitHits { hits, admitted };
     match request.hits {
         Hits::Peek => {
             let admitted = members().any(|(one, state)| state.admits(one.limit, now, request));
@@ -156,7 +156,7 @@ fn divide_hits_in_chain(
         Hits::Charge(hits) => {
             let mut rest = hits;
             let mut take = |(one, state): (&JointLimit<'_>, &State)| {
-                let taken = count_admitted_hits(one, state, now, ChargeRequest { hits: Hits::Charge(rest), ..request });
+                let taken = max_admissible_hits(one, state, now, ChargeRequest { hits: Hits::Charge(rest), ..request });
                 rest -= taken;
                 part(if taken > 0 { Hits::Charge(taken) } else { Hits::Peek }, true)
             };
@@ -172,7 +172,7 @@ fn divide_hits_in_chain(
                 rest -= given;
                 part(if given > 0 { Hits::Refund(given) } else { Hits::Peek }, true)
             };
-            let mut parts: SmallVec<[HitsOfLimit; 4]> = members().enumerate().rev().map(&mut give_back).collect();
+            let mut parts: SmallVec<[LimitHits; 4]> = members().enumerate().rev().map(&mut give_back).collect();
             parts.reverse();
             parts
         }
@@ -180,7 +180,7 @@ fn divide_hits_in_chain(
 }
 
 /// Most hits, up to those of the charge, that a limit admits.
-fn count_admitted_hits(one: &JointLimit<'_>, state: &State, now: Time, request: ChargeRequest) -> u64 {
+fn max_admissible_hits(one: &JointLimit<'_>, state: &State, now: Time, request: ChargeRequest) -> u64 {
     let Hits::Charge(most) = request.hits else { return 0 };
     let admits = |hits| state.admits(one.limit, now, ChargeRequest { hits: Hits::Charge(hits), ..request });
     if most == 0 || admits(most) {

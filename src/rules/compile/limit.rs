@@ -140,27 +140,15 @@ pub(super) fn compile_limits(
         return Vec::new();
     }
     let mut compiled: Vec<CompiledLimitEntry<'_>> = Vec::with_capacity(written.len());
-    let overflow_places = overflow::place_limits(reader, written, scope, field_path);
-    for (one, overflow_place) in written.iter().zip(overflow_places) {
+    let chain_positions = overflow::resolve_chain_positions(reader, written, scope, field_path);
+    for (one, chain_position) in written.iter().zip(chain_positions) {
         let field_path = one.index.map_or(*field_path, |index| field_path.with_index(index));
         let candidate = deciding > 0 && is_candidate_if_in_list(one);
         // The only deciding limit, and each candidate, count as the only limit of the rule.
         let sole = candidate || written.len() == 1 || deciding == 1;
-        let place = PlaceInRule { sole, overflow_place };
+        let place = PlaceInRule { sole, chain_position };
         let Some((limit, keys)) = compile_limit(reader, one, place, scope, &field_path) else { continue };
-        let limit = RuleLimit {
-            limit,
-            name: one.name.value.clone(),
-            shadow: descriptor.shadow_mode || one.shadow_mode,
-            quota: !candidate && (descriptor.quota_mode || one.quota_mode),
-            candidate,
-            epoch: keys.epoch(),
-            replaces: one.replaces.iter().map(|name| name.value.clone()).collect(),
-            active: one.active.map(|active| ActiveTimes::new(active.value)),
-            overflow_to: one.overflow_to.as_ref().map(|target| target.value.clone()),
-            notify: one.notify.as_ref().map(|levels| levels.value.clone()),
-            left_out_defaults: Vec::new(),
-        };
+        let limit = build_rule_limit(limit, one, descriptor, candidate, keys.epoch());
         let entry = CompiledLimitEntry { limit, written: one, keys };
         check_against_other_limits(reader, &entry, &compiled, &field_path);
         check_notify(reader, &entry, &field_path);
@@ -181,6 +169,29 @@ pub(super) fn compile_limits(
         candidate.limit = candidate.limit.with_on_store_error(StoreFailurePolicy::Allow);
     }
     limits
+}
+
+/// A limit with the keys that say how its rule uses it.
+fn build_rule_limit(
+    limit: Limit,
+    written: &RateLimitEntry,
+    descriptor: &DescriptorSpec,
+    candidate: bool,
+    epoch: u64,
+) -> RuleLimit {
+    RuleLimit {
+        limit,
+        name: written.name.value.clone(),
+        shadow: descriptor.shadow_mode || written.shadow_mode,
+        quota: !candidate && (descriptor.quota_mode || written.quota_mode),
+        candidate,
+        epoch,
+        replaces: written.replaces.iter().map(|name| name.value.clone()).collect(),
+        active: written.active.map(|active| ActiveTimes::new(active.value)),
+        overflow_to: written.overflow_to.as_ref().map(|target| target.value.clone()),
+        notify: written.notify.as_ref().map(|levels| levels.value.clone()),
+        left_out_defaults: Vec::new(),
+    }
 }
 
 fn is_candidate_if_in_list(written: &RateLimitEntry) -> bool {
@@ -469,7 +480,7 @@ fn report_limit_error(
         LimitError::NotEventual { .. } | LimitError::NotGlobal { .. } | LimitError::NotReserved { .. } => {
             "remove one of them"
         }
-        LimitError::NotOverflowing { .. } => "remove it, or `overflow_to`",
+        LimitError::OverflowUnsupported { .. } => "remove it, or `overflow_to`",
         LimitError::ReserveTooSmall { .. } => "raise the limit or `reserve`, or use `scope: region`",
     };
     let at = written.written_position(error.rule_file_key()).unwrap_or(written.at);

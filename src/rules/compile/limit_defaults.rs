@@ -17,7 +17,7 @@ use super::memcache;
 use super::options::CompileOptions;
 use crate::limit::algorithm::{Algorithm, CapacityRuleKey, DelayPolicy, RejectedHitsPolicy};
 use crate::limit::charge::clamp_to_u32;
-use crate::limit::overflow::OverflowPlace;
+use crate::limit::overflow::ChainPosition;
 use crate::limit::period::Period;
 use crate::limit::{Consistency, GlobalScope, Limit, LimitError, LimitSpec, Overshoot, Scope};
 use crate::rules::document::RateLimitEntry;
@@ -67,7 +67,7 @@ pub(super) fn has_same_counter(one: &Limit, other: &Limit) -> bool {
     if one.is_concurrent() && other.is_concurrent() {
         return true;
     }
-    one.overflow_place().limits_before() == other.overflow_place().limits_before()
+    one.chain_position().preceding_limits() == other.chain_position().preceding_limits()
         && one.algorithm() == other.algorithm()
         && one.period_us() == other.period_us()
         && one.follows_calendar_months() == other.follows_calendar_months()
@@ -80,7 +80,7 @@ pub(super) struct PlaceInRule {
     /// It is the only one that decides, or a candidate.
     pub(super) sole: bool,
     /// Its place among limits that overflow into each other.
-    pub(super) overflow_place: OverflowPlace,
+    pub(super) chain_position: ChainPosition,
 }
 
 /// The keys of a limit: its own, and the defaults that it has.
@@ -93,7 +93,7 @@ pub(super) struct LimitKeys<'w> {
     defaults: DefaultableKeys,
     period: Period,
     sole: bool,
-    overflow_place: OverflowPlace,
+    chain_position: ChainPosition,
     options: &'w CompileOptions,
 }
 
@@ -106,8 +106,8 @@ impl<'w> LimitKeys<'w> {
         scope: &DomainSettings<'w>,
     ) -> Self {
         let defaults = DefaultableKeys { algorithm: scope.rule_file_defaults().algorithm, ..DefaultableKeys::NONE };
-        let PlaceInRule { sole, overflow_place } = place;
-        Self { written: Cow::Borrowed(written), defaults, period, sole, overflow_place, options: scope.options }
+        let PlaceInRule { sole, chain_position } = place;
+        Self { written: Cow::Borrowed(written), defaults, period, sole, chain_position, options: scope.options }
     }
 
     /// `epoch` of the limit.
@@ -167,7 +167,7 @@ impl<'w> LimitKeys<'w> {
             "bucket_size" => written.bucket_size.take().is_some(),
             "ban" => written.ban.take().is_some(),
             "reservations" => written.reservations.take().is_some(),
-            "overflow_to" => std::mem::take(&mut self.overflow_place) != OverflowPlace::Apart,
+            "overflow_to" => std::mem::take(&mut self.chain_position) != ChainPosition::NotInChain,
             _ => DefaultableKey::from_name(key).is_some_and(|key| {
                 let had = written.defaultable.key_position(key).or(self.defaults.key_position(key)).is_some();
                 written.defaultable.copy_key(key, &DefaultableKeys::NONE);
@@ -214,7 +214,7 @@ impl<'w> LimitKeys<'w> {
             }),
             on_store_error: Some(on_store_error.unwrap_or(options.on_store_error)),
             sole: self.sole,
-            overflow_place: self.overflow_place,
+            chain_position: self.chain_position,
             calendar_months: options.calendar_months && written.concurrent.is_none(),
             window: own.window.or(given_window).map(without_position),
             ban: written.ban.map(without_position),

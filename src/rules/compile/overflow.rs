@@ -7,20 +7,20 @@
 
 use super::limit_defaults::DomainSettings;
 use super::memcache;
-use crate::limit::overflow::OverflowPlace;
+use crate::limit::overflow::ChainPosition;
 use crate::rules::diagnostic::escape_for_message;
 use crate::rules::document::RateLimitEntry;
 use crate::rules::document::fields::{DocumentReader, FieldPath};
 use crate::rules::yaml::Spanned;
 
 /// Returns the place of each limit; reports targets that a limit cannot overflow into.
-pub(super) fn place_limits(
+pub(super) fn resolve_chain_positions(
     reader: &mut DocumentReader<'_>,
     written: &[RateLimitEntry],
     scope: &DomainSettings<'_>,
     field_path: &FieldPath<'_>,
-) -> Vec<OverflowPlace> {
-    let mut places = vec![OverflowPlace::Apart; written.len()];
+) -> Vec<ChainPosition> {
+    let mut places = vec![ChainPosition::NotInChain; written.len()];
     for (index, limit) in written.iter().enumerate() {
         let Some(target) = &limit.overflow_to else { continue };
         let field_path = limit.index.map_or(*field_path, |index| field_path.with_index(index));
@@ -32,10 +32,10 @@ pub(super) fn place_limits(
         if scope.options.memcache {
             memcache::report_unsupported_overflow(reader, target.at, &field_path);
         }
-        if places[index] == OverflowPlace::Apart {
-            places[index] = OverflowPlace::First;
+        if places[index] == ChainPosition::NotInChain {
+            places[index] = ChainPosition::First;
         }
-        places[index + 1] = OverflowPlace::After(places[index].limits_before() + 1);
+        places[index + 1] = ChainPosition::After(places[index].preceding_limits() + 1);
     }
     places
 }
@@ -72,5 +72,5 @@ fn find_problem(written: &[RateLimitEntry], index: usize, target: &Spanned<Strin
         "active" => "remove `active`: both limits must exist at the same times".to_owned(),
         _ => format!("write `{key}` beside `rate_limit`, for all limits of the list"),
     };
-    problem(format!("an overflow (`overflow_to`) with `{key}` of one limit"), hint)
+    problem(format!("`{key}` of a limit that overflows into another, or takes the overflow of one"), hint)
 }

@@ -30,7 +30,7 @@ use super::{
 };
 use crate::base::random::random_u64_pair;
 use crate::limit::active::ActiveTimes;
-use crate::limit::overflow::OverflowPlace;
+use crate::limit::overflow::ChainPosition;
 use crate::limit::period::Unit;
 use crate::limit::request::Entry;
 use crate::limit::{Limit, StoreFailurePolicy};
@@ -519,7 +519,7 @@ pub fn hash_limit_identity(limit: &Limit, epoch: u64) -> u128 {
     if let Some(window) = limit.calendar_windows() {
         hasher.write(window.identity().as_bytes());
     }
-    if let OverflowPlace::After(count) = limit.overflow_place() {
+    if let ChainPosition::After(count) = limit.chain_position() {
         hasher.write_u8(count);
     }
     hasher.finish128().as_u128()

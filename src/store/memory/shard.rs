@@ -22,7 +22,7 @@ use crate::limit::algorithm::state::State;
 use crate::limit::algorithm::{Algorithm, CountingMethod, sliding_window_log};
 use crate::limit::charge::{Charge, ChargeRequest, ChargeResult, JointLimit};
 use crate::limit::hold::CounterHolds;
-use crate::limit::overflow::OverflowPlace;
+use crate::limit::overflow::ChainPosition;
 use crate::limit::request::Hits;
 use crate::store::charge::LimitAdmissions;
 use crate::store::error::MemoryFull;
@@ -150,7 +150,7 @@ impl MemoryShard {
         let is_rejected = slots.iter().zip(&states).any(|(slot, state)| {
             let JointLimit { limit, rejects_others } = slot.joint_limit;
             // Of an overflow no limit rejects alone.
-            let is_apart = limit.overflow_place() == OverflowPlace::Apart;
+            let is_apart = limit.chain_position() == ChainPosition::NotInChain;
             let decides = slot.index.is_some() && is_apart && (rejects_others || slots.len() == 1);
             decides && !state.admits(limit, now, charge.request)
         });

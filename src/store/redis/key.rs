@@ -36,7 +36,7 @@ use crate::limit::local_budget::log_extension_us;
 use super::global_answers::GlobalAnswers;
 use super::script::script_for_limits;
 use crate::base::clock::Time;
-use crate::limit::overflow::OverflowPlace;
+use crate::limit::overflow::ChainPosition;
 use crate::limit::{Consistency, Limit};
 use crate::settings::counters::KeyFormat;
 use crate::settings::redis::RedisSettings;
@@ -428,16 +428,16 @@ fn unescape(mut text: &[u8]) -> Option<Vec<u8>> {
 /// Appends algorithm, period and epoch, which distinguish the counters of a path. Equal lengths of periods are equal.
 fn push_algorithm_period_epoch(key: &mut Vec<u8>, counter: &Counter<'_>) {
     let limit = counter.limit;
-    match limit.overflow_place() {
-        OverflowPlace::After(count) => {
+    match limit.chain_position() {
+        ChainPosition::After(count) => {
             key.extend_from_slice(OVERFLOW_MARK);
             key.extend_from_slice(itoa::Buffer::new().format(count).as_bytes());
             key.push(b'_');
         }
-        OverflowPlace::Apart | OverflowPlace::First if limit.is_counted_in_region() => {
+        ChainPosition::NotInChain | ChainPosition::First if limit.is_counted_in_region() => {
             key.extend_from_slice(REGION_MARK);
         }
-        OverflowPlace::Apart | OverflowPlace::First => key.push(b':'),
+        ChainPosition::NotInChain | ChainPosition::First => key.push(b':'),
     }
     key.extend_from_slice(limit.algorithm().name().as_bytes());
     if limit.is_concurrent() {

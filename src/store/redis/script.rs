@@ -95,7 +95,7 @@ pub fn script_for_limits<'l>(limits: impl Iterator<Item = &'l Limit> + Clone) ->
     let has_ban = limits.clone().any(|limit| limit.ban().is_some());
     let has_reservations = limits.clone().any(|limit| limit.reservations().is_some());
     let has_pools = limits.clone().any(Limit::is_counted_in_region);
-    let has_overflow = limits.clone().any(|limit| limit.overflow_place().takes_overflow());
+    let has_overflow = limits.clone().any(|limit| limit.chain_position().takes_overflow());
     let countings = limits.map(Limit::counting_method);
     if !has_ban && !has_reservations && !has_pools && !has_overflow {
         return script_for_countings(countings);
@@ -386,7 +386,7 @@ impl ArgumentEncoder {
         let bans = count(|limit| limit.ban().is_some());
         let reservations = count(|limit| limit.reservations().is_some());
         let pools = count(Limit::is_counted_in_region);
-        let overflows = count(|limit| limit.overflow_place().takes_overflow());
+        let overflows = count(|limit| limit.chain_position().takes_overflow());
         // The keys of the counters, then those of bans, of reservations and of pools.
         let mut last_ban = counters.len() as u64;
         let mut last_reservations = last_ban + bans;
@@ -417,7 +417,7 @@ impl ArgumentEncoder {
                 self.push_reservations(limit, last_reservations);
             }
             if overflows > 0 {
-                self.push(i64::from(limit.overflow_place().takes_overflow()));
+                self.push(i64::from(limit.chain_position().takes_overflow()));
             }
         }
     }

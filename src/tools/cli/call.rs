@@ -14,7 +14,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use super::client::{ClientTls, RateLimitClient, TimedResponse, TlsArgs, block_on, default_grpc_address};
 use super::print::{
     CommandOutcome, ProgressLine, escape_and_shorten, fail_if_unwritten, format_latency, format_micros, print_error,
-    print_to_stdout, print_with_verdicts, usage_error,
+    print_to_stdout, print_with_colored_verdicts, usage_error,
 };
 use super::request_flags::{RequestArgs, format_descriptor, parse_duration};
 use crate::base::clock::to_micros;
@@ -102,7 +102,7 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
             CommandOutcome::Failure
         }
     };
-    fail_if_unwritten(print_with_verdicts(page), outcome)
+    fail_if_unwritten(print_with_colored_verdicts(page), outcome)
 }
 
 /// Sends all requests. The inner result is that of writing to standard output, which ends the sending too.

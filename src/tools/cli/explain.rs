@@ -8,7 +8,8 @@ use std::path::PathBuf;
 
 use super::client::{default_debug_address, fetch_page, parse_page};
 use super::print::{
-    CommandOutcome, escape_and_shorten, fail_if_unwritten, format_micros, print_error, print_with_verdicts, usage_error,
+    CommandOutcome, escape_and_shorten, fail_if_unwritten, format_micros, print_error, print_with_colored_verdicts,
+    usage_error,
 };
 use super::request_flags::RequestArgs;
 use super::rule_files::{self, CheckedRules, read_settings_or_defaults};
@@ -81,7 +82,7 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
     } else {
         format_explanation(&explanation, args.config.is_empty())
     };
-    fail_if_unwritten(print_with_verdicts(page), CommandOutcome::Success)
+    fail_if_unwritten(print_with_colored_verdicts(page), CommandOutcome::Success)
 }
 
 /// Explains with rule files, without counters.

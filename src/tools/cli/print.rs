@@ -34,7 +34,7 @@ const VERDICTS: [(&str, AnsiColor); 4] = [
 
 /// Writes a text of this program to standard output, with colours of its verdicts if that is a terminal that shows them
 /// (`NO_COLOR`, `CLICOLOR`, `TERM`).
-pub(super) fn print_with_verdicts(text: impl Display) -> io::Result<()> {
+pub(super) fn print_with_colored_verdicts(text: impl Display) -> io::Result<()> {
     match AutoStream::choice(&io::stdout()) {
         ColorChoice::Never => print_to_stdout(text),
         _ => print_to_stdout(color_verdicts(&text.to_string())),

@@ -78,7 +78,7 @@ pub(super) fn suggest_config_flag(error: &mut clap::Error) {
 
 /// Serves until a signal stops the process.
 pub(super) fn run(args: &Args) -> CommandOutcome {
-    let (mut settings, notices) = match Settings::from_env(override_variables(args, std::env::vars_os())) {
+    let (mut settings, notices) = match Settings::from_env(apply_flags_to_environment(args, std::env::vars_os())) {
         Ok(read) => read,
         Err(problems) => {
             problems.problems.iter().for_each(print_error);
@@ -127,7 +127,7 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
 }
 
 /// The environment with the variables that flags stand for.
-fn override_variables(
+fn apply_flags_to_environment(
     args: &Args,
     environment: impl Iterator<Item = (OsString, OsString)>,
 ) -> impl Iterator<Item = (OsString, OsString)> {

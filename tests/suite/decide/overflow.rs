@@ -92,7 +92,10 @@ fn limits_hold_together_over_replicas() {
     let rules = format!("domain: shop\n{PLAN_AND_CREDITS}");
     let start = || {
         let (setup, metrics) = with_prometheus(with_rules(&rules));
-        let setup = setup.env("REDIS_SOCKET_TYPE", "tcp").env("REDIS_URL", redis.address()).env("REDIS_TIMEOUT", "5s");
+        let setup = setup
+            .env("REDIS_SOCKET_TYPE", "tcp")
+            .env("REDIS_URL", redis.address())
+            .env("TOLLKEEPER_STORE_TIMEOUT", "5s");
         (setup.start(), metrics)
     };
     let servers = [start(), start(), start()];

@@ -13,7 +13,7 @@ use proptest::prelude::*;
 use serde_json::Value;
 use tokio::sync::mpsc::Receiver;
 use tollkeeper::base::clock::Time;
-use tollkeeper::decide::reached_levels::{LevelOutcome, ReachedLevel, ReachedLevels};
+use tollkeeper::decide::reached_levels::{LevelOutcome, ReachedLevel, ReachedLevelSender};
 use tollkeeper::rules::rule::notify_levels::{NotifyLevel, NotifyLevels};
 
 use super::decision_log::schema::assert_valid;
@@ -31,7 +31,7 @@ const DAY: u64 = 86_400_000_000;
 
 fn service(rules: &str) -> (TestService, Receiver<ReachedLevel>) {
     let mut service = TestService::new([("TOLLKEEPER_RETRY_AFTER_HEADER", "")], NOON);
-    let (levels, reached) = ReachedLevels::new();
+    let (levels, reached) = ReachedLevelSender::new();
     service.inner.decider.reached_levels = Some(levels);
     load_shop_rules(&service, rules);
     (service, reached)
@@ -121,7 +121,7 @@ fn levels_are_dropped_and_counted_if_too_many_wait() {
         |from: usize, to: usize| (from..to).for_each(|n| drop(decide(&service, &shop_request(&format!("k={n}")))));
     all(0, 1_500);
     assert_eq!(told(&mut reached).len(), 1_000);
-    let dropped = |levels: &ReachedLevels| {
+    let dropped = |levels: &ReachedLevelSender| {
         levels.counts_by_outcome().find(|(outcome, _)| *outcome == LevelOutcome::Dropped).unwrap().1
     };
     assert_eq!(service.inner.decider.reached_levels.as_ref().map(dropped), Some(500));

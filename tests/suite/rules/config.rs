@@ -122,7 +122,7 @@ fn reference_equals_the_defaults() {
                 bare.ban = Ban::new(600_000_000, 1);
             }
             if node.key == "overflow" {
-                bare.overflow_place = limit.overflow_place();
+                bare.chain_position = limit.chain_position();
             }
             if node.key == "settled" {
                 bare.reservations = ReservationPolicy::new(600, UnsettledPolicy::Keep, NonZeroU32::new(4000));

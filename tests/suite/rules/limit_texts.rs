@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::num::NonZeroU16;
 
 use proptest::prelude::*;
-use tollkeeper::limit::overflow::OverflowPlace;
+use tollkeeper::limit::overflow::ChainPosition;
 use tollkeeper::rules::compile::options::CompileOptions;
 use tollkeeper::rules::compile::{RuleText, compile_texts};
 use tollkeeper::rules::document::read::all_keys;
@@ -74,7 +74,7 @@ fn assert_texts_compile_to_equal_limits(text: &str) -> Option<BTreeSet<&'static 
     assert_eq!(describe(&self::limits(&again)), describe(&limits), "{file}\nfrom:\n{text}");
     assert_eq!(format_rlconfig(&again), format_rlconfig(&rules), "{file}");
     // A limit that overflows needs the next one.
-    let is_alone = |limit: &&RuleLimit| !limit.candidate && limit.limit.overflow_place() == OverflowPlace::Apart;
+    let is_alone = |limit: &&RuleLimit| !limit.candidate && limit.limit.chain_position() == ChainPosition::NotInChain;
     for limit in limits.iter().filter(is_alone) {
         let line = format_limit_on_one_line(limit.rule_file_keys(LimitPlace::Sole));
         let alone = rule_file("", std::slice::from_ref(&line));

@@ -12,7 +12,7 @@ use tollkeeper::limit::algorithm::{Algorithm, CountingMethod};
 use tollkeeper::limit::ban::Ban;
 use tollkeeper::limit::calendar::Zone;
 use tollkeeper::limit::charge::ChargeRequest;
-use tollkeeper::limit::overflow::OverflowPlace;
+use tollkeeper::limit::overflow::ChainPosition;
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::reservation::{ReservationPolicy, UnsettledPolicy};
@@ -217,11 +217,11 @@ fn random_spec(calls: &mut ScriptCalls, extra: Extra, place: u64) -> LimitSpec {
         reservations: ReservationPolicy::new(seconds, unsettled, estimate)
             .filter(|_| matches!(extra, Extra::Reservations | Extra::BansAndReservations)),
         scope: is_region.then_some(scope),
-        overflow_place: match (extra, u8::try_from(place).unwrap_or(u8::MAX)) {
-            (Extra::Overflow, 0) => OverflowPlace::First,
+        chain_position: match (extra, u8::try_from(place).unwrap_or(u8::MAX)) {
+            (Extra::Overflow, 0) => ChainPosition::First,
             // The fourth stands beside them.
-            (Extra::Overflow, count @ 1..=2) => OverflowPlace::After(count),
-            _ => OverflowPlace::Apart,
+            (Extra::Overflow, count @ 1..=2) => ChainPosition::After(count),
+            _ => ChainPosition::NotInChain,
         },
         ..LimitSpec::new(algorithm, requests, period)
     }

@@ -52,7 +52,7 @@ local ttl_ms = math.ceil((window_end - now) / 1000) + 1000
 local value = pack('<I8I8I8', last, count, window_end)
 --> set_or_overwrite
 
---: counted
+--: current_hits
 return count
 
 --: reservation_mark

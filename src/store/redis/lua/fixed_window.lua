@@ -58,7 +58,7 @@ end
 local value = pack('<I8I8', last, count)
 --> set_or_overwrite
 
---: counted
+--: current_hits
 return count
 
 --: reservation_mark

@@ -2,7 +2,7 @@
 -- src/limit/algorithm/joint_charge.rs does the same, and says what it is.
 --
 -- ARGV[1] also has, after the numbers of each counter, of its pool, ban and reservations: 1 if the limit takes the hits
--- that the counters before it have no room for, else 0. `counted` of an algorithm returns its hits after `decide`.
+-- that the counters before it have no room for, else 0. `current_hits` of an algorithm returns its hits after `decide`.
 --
 -- Decides: in Redis: how the limits of an overflow divide the hits of a charge.
 
@@ -14,7 +14,7 @@ counter.takes_overflow = takes_overflow > 0
 --: overflow_methods
 -- Decides a charge of as many hits as the limit admits, `most` at most; returns their number. Of none, `apply` then does
 -- nothing.
-take = function(most)
+admit_up_to = function(most)
   local function fits(some)
     hits = some
     --> decide
@@ -30,11 +30,11 @@ take = function(most)
   return fitting
 end,
 -- Leaves the counter as it is.
-refuse = function() admitted = false end,
-counted = function()
+skip = function() admitted = false end,
+current_hits = function()
   hits = -1
   --> decide
-  --> counted
+  --> current_hits
 end,
 is_enforced = function() return flags % 2 == 1 end,
 
@@ -49,14 +49,14 @@ while first <= count do
   elseif hits < 0 then
     for place = last, first, -1 do
       local counter = counters[place]
-      local given = place > first and min(rest, counter.counted()) or rest
-      if given > 0 then counter.rejects(-given) else counter.refuse() end
+      local given = place > first and min(rest, counter.current_hits()) or rest
+      if given > 0 then counter.rejects(-given) else counter.skip() end
       rest = rest - given
     end
   else
-    for place = first, last do rest = rest - counters[place].take(rest) end
+    for place = first, last do rest = rest - counters[place].admit_up_to(rest) end
     if rest > 0 then
-      for place = first, last do counters[place].refuse() end
+      for place = first, last do counters[place].skip() end
       rejected = rejected or counters[first].is_enforced()
     end
   end

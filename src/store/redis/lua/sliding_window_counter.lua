@@ -48,7 +48,7 @@ local ttl_ms = math.ceil((ahead + period + (current > 0 and left_us or 0)) / 100
 local value = pack('<I8I8I8', last, current, previous)
 --> set_or_overwrite
 
---: counted
+--: current_hits
 -- A limit of 0 leaves what another one counted.
 local most = limit > 0 and capacity or 17179869184
 return min(current, most) + divide(left_us, min(previous, most), period)

@@ -96,7 +96,7 @@ end
 write('PEXPIRE', key, ahead == 0 and period_ms or math.ceil((ahead + period) / 1000))
 if failed then return failed end
 
---: counted
+--: current_hits
 return kept - dropped + new
 
 --: reservation_mark

@@ -98,7 +98,7 @@ keeps_expiry = keeps_expiry and not size and not was_marked
 local value = pack('<I8I8I8', last, whole, part)
 --> set_or_overwrite
 
---: counted
+--: current_hits
 return level_whole + min(level_part, 1)
 
 --: reservation_mark

@@ -6,7 +6,7 @@ use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::algorithm::joint_charge::{admits_each, charge_together};
 use tollkeeper::limit::algorithm::state::State;
 use tollkeeper::limit::charge::{ChargeRequest, ChargeResult, JointLimit};
-use tollkeeper::limit::overflow::OverflowPlace;
+use tollkeeper::limit::overflow::ChainPosition;
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::{Limit, LimitSpec};
@@ -19,11 +19,11 @@ const OVERFLOWING: [Algorithm; 4] =
 
 /// A limit of `requests` at a place of a chain.
 fn chained(algorithm: Algorithm, requests: u64, period: Period, index: usize) -> Limit {
-    let overflow_place = match u8::try_from(index).expect("few limits") {
-        0 => OverflowPlace::First,
-        count => OverflowPlace::After(count),
+    let chain_position = match u8::try_from(index).expect("few limits") {
+        0 => ChainPosition::First,
+        count => ChainPosition::After(count),
     };
-    let spec = LimitSpec { sole: false, overflow_place, ..LimitSpec::new(algorithm, requests, period) };
+    let spec = LimitSpec { sole: false, chain_position, ..LimitSpec::new(algorithm, requests, period) };
     Limit::new(&spec).expect("it may overflow")
 }
 

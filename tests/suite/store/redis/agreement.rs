@@ -24,7 +24,7 @@ use tollkeeper::limit::algorithm::{
     Algorithm, fixed_window, leaky_bucket, sliding_window_counter, sliding_window_log, token_bucket,
 };
 use tollkeeper::limit::charge::{ChargeRequest, ChargeResult, JointLimit};
-use tollkeeper::limit::overflow::OverflowPlace;
+use tollkeeper::limit::overflow::ChainPosition;
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::{Limit, LimitSpec};
@@ -260,7 +260,7 @@ pub(super) fn expected(
             let counts = match request.hits {
                 Hits::Peek => false,
                 // Of an overflow, a limit may take no hits.
-                _ if counter.limit.overflow_place() != OverflowPlace::Apart => states[place] != found[place],
+                _ if counter.limit.chain_position() != ChainPosition::NotInChain => states[place] != found[place],
                 Hits::Charge(_) => all && results[place].admitted || counter.limit.counts_rejected_hits(),
                 Hits::Refund(_) => !late[place],
             };
@@ -591,7 +591,7 @@ fn overflowing_history() -> impl Strategy<Value = History> {
             bucket_size: u32::try_from(limit.capacity().max(1)).ok().filter(|_| has_bucket),
             calendar_months: limit.follows_calendar_months(),
             sole: false,
-            overflow_place: if count == 0 { OverflowPlace::First } else { OverflowPlace::After(count) },
+            chain_position: if count == 0 { ChainPosition::First } else { ChainPosition::After(count) },
             ..LimitSpec::new(limit.algorithm(), limit.requests_per_unit(), limit.period())
         };
         Limit::new(&spec).expect("it may overflow")
