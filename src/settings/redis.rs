@@ -34,7 +34,7 @@ use super::value::text::SecretUrl;
 use super::values::Values;
 
 const PIPELINED: &str = "commands are pipelined without waiting";
-const PARALLEL: &str = "nodes are always called in parallel";
+const PARALLEL: &str = "all nodes are always called in parallel";
 const NO_POOL: &str = "connections are shared, so none is ever missing";
 const OBSOLETE: &str = "envoyproxy/ratelimit no longer reads it either";
 const START_NEVER_WAITS: &str = "the start does not wait for Redis, and connection attempts never end";
