@@ -43,7 +43,7 @@ settings! { "Rules over xDS", only read "with CONFIG_TYPE=GRPC_XDS_SOTW";
         .within("0 to 1");
     XDS_CLIENT_BACKOFF_JITTER: bool = "true", "randomize the delays";
     XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES: i64 = "0", "maximum size of a message; 0: 64 MiB"
-        .differs("0: 4 MiB there");
+        .differs("0 is 4 MiB there");
     TOLLKEEPER_XDS_CACHE: Option<PathBuf> = "",
         "file of the last accepted rules, for a start without the control plane";
 }
