@@ -11,19 +11,19 @@ use super::values::Values;
 
 settings! { "Limits on clients";
     TOLLKEEPER_MAX_CONNECTIONS: usize = "10000",
-        "open connections per listener, capped at a third of the open-file limit; 0 means that cap; a fifth per client address";
+        "open connections per listener, a fifth per client address; capped at a third of the open-file limit; 0: that cap";
     TOLLKEEPER_MAX_CONCURRENT_REQUESTS: usize = "65536",
-        "requests in progress over gRPC and /json; more are rejected; 0 means no limit; a quarter per client address";
+        "requests in progress over gRPC and /json, a quarter per client address; 0: no limit";
     TOLLKEEPER_MAX_BUFFERED_BYTES: ByteSize = "128MiB",
-        "bytes of requests and untaken responses, beyond 2 KiB each; 0 means no limit; a quarter per client address"
+        "bytes of requests and untaken responses, beyond 2 KiB each, a quarter per client address; 0: no limit"
         .within("0 to 1024GiB");
-    TOLLKEEPER_MAX_DESCRIPTORS: usize = "10000", "descriptors of a request; one with more is an error"
+    TOLLKEEPER_MAX_DESCRIPTORS: usize = "10000", "most descriptors of a request; more are an error"
         .within("1 to 10000");
     TOLLKEEPER_HEAD_TIMEOUT: Duration = "1m",
         "time limit of a TLS handshake, the first request, a call's message, and HTTP/1 headers"
         .within("100ms to 1h");
     TOLLKEEPER_IDLE_TIMEOUT: Duration = "1h",
-        "time without a new request after which a gRPC connection gets GOAWAY; 0 means no limit"
+        "time without a new request after which a gRPC connection gets GOAWAY; 0: no limit"
         .within("0 or 100ms to 24h");
 }
 

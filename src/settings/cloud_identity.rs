@@ -21,18 +21,18 @@ settings! { "Identities of clouds";
     TOLLKEEPER_REDIS_IDENTITY_USER: String = "",
         "user for TOLLKEEPER_REDIS_IDENTITY=azure; empty: the object id in the token"
         .only_read("with TOLLKEEPER_REDIS_IDENTITY=azure");
-    AWS_REGION: String = "", "region of the cache and of STS, for REDIS_AWS_IAM_AUTH without REDIS_AWS_IAM_REGION";
+    AWS_REGION: String = "", "region of the cache, without REDIS_AWS_IAM_REGION, and of STS";
     AWS_DEFAULT_REGION: String = "", "AWS_REGION under its other name";
-    AWS_ACCESS_KEY_ID: Option<Secret> = "", "access key; the first source of credentials of AWS";
+    AWS_ACCESS_KEY_ID: Option<Secret> = "", "access key; the first source of credentials";
     AWS_SECRET_ACCESS_KEY: Option<Secret> = "", "secret of that access key";
-    AWS_SESSION_TOKEN: Option<Secret> = "", "session token of that access key, if it is temporary";
-    AWS_WEB_IDENTITY_TOKEN_FILE: Option<PathBuf> = "", "file with a web identity token; the second source; read at each use";
+    AWS_SESSION_TOKEN: Option<Secret> = "", "session token of that access key";
+    AWS_WEB_IDENTITY_TOKEN_FILE: Option<PathBuf> = "", "file with a web identity token; the second source";
     AWS_ROLE_ARN: String = "", "role that the web identity assumes";
     AWS_ROLE_SESSION_NAME: String = "tollkeeper", "name of that session";
     AWS_ENDPOINT_URL_STS: String = "", "URL of STS; empty: that of the region";
-    AWS_CONTAINER_CREDENTIALS_FULL_URI: Option<Secret> = "", "URL of the credentials of a pod or task; the third source";
+    AWS_CONTAINER_CREDENTIALS_FULL_URI: Option<Secret> = "", "URL of a pod's or task's credentials; the third source";
     AWS_CONTAINER_CREDENTIALS_RELATIVE_URI: Option<Secret> = "", "path of the credentials of an ECS task";
-    AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE: Option<PathBuf> = "", "file with the token that this URL needs; read at each use";
+    AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE: Option<PathBuf> = "", "file with the token that this URL needs";
     AWS_CONTAINER_AUTHORIZATION_TOKEN: Option<Secret> = "", "token that this URL needs";
     AWS_EC2_METADATA_SERVICE_ENDPOINT: String = "http://169.254.169.254", "instance metadata of EC2; the last source";
     AWS_EC2_METADATA_DISABLED: String = "false", "true: do not ask the instance metadata of EC2";
@@ -40,7 +40,7 @@ settings! { "Identities of clouds";
     AZURE_CLIENT_ID: String = "", "client id of the identity in Entra, or of a user-assigned managed identity";
     AZURE_TENANT_ID: String = "", "tenant of the identity in Entra, with a token file";
     AZURE_FEDERATED_TOKEN_FILE: Option<PathBuf> = "",
-        "file with the token of a workload identity; read at each use; not set: managed identity";
+        "file with the token of a workload identity; not set: managed identity";
     AZURE_AUTHORITY_HOST: String = "https://login.microsoftonline.com/", "URL of Entra, with a token file";
     TOLLKEEPER_AZURE_METADATA_URL: String = "http://169.254.169.254", "instance metadata of Azure, for managed identities"
         .only_read("with TOLLKEEPER_REDIS_IDENTITY=azure and without AZURE_FEDERATED_TOKEN_FILE");

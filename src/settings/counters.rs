@@ -19,18 +19,18 @@ settings! { "Counters";
         "memory for counters in this process; beyond it, those with the least of their limit used are evicted"
         .within("1MiB to 1024GiB") .often_set();
     TOLLKEEPER_OVER_LIMIT_CACHE_BYTES: ByteSize = "4MiB",
-        "memory for limits that Redis reported as exceeded, rejected without a call; 0 means none"
+        "memory of the over-limit cache; 0: none"
         .within("0 to 1024GiB") .only_read("with counters in Redis or memcached");
     LOCAL_CACHE_SIZE_IN_BYTES: usize = "0",
-        "same memory; above 0, also for fixed windows that count rejected hits, which then go uncounted"
-        .differs_by_value("an entry is kept for at most 1 s, and only for its own limit")
+        "same memory; above 0, also for fixed windows, whose rejected hits then go uncounted"
+        .differs_by_value("an entry is kept for 1 s at most")
         .only_read("with counters in Redis or memcached, and without TOLLKEEPER_OVER_LIMIT_CACHE_BYTES=0");
     EXPIRATION_JITTER_MAX_SECONDS: i64 = "300",
-        "maximum random addition to the TTL of a counter in Redis, in seconds; 0 or less means none"
+        "maximum random addition to the TTL of a counter in Redis, in seconds"
         .differs("only with TOLLKEEPER_KEY_FORMAT=ratelimit")
         .only_read("with TOLLKEEPER_KEY_FORMAT=ratelimit and counters in Redis or memcached");
     TOLLKEEPER_HOLDER_TIMEOUT: Duration = "30s",
-        "time without health check or call after which the slots of an Envoy are free: rules with `concurrent`"
+        "time without health check or call after which the slots of an Envoy are free (`concurrent`)"
         .within("1s to 1h");
     CACHE_KEY_PREFIX: String = "", "prefix of all keys in Redis, at most 256 bytes"
         .only_read("with counters in Redis or memcached");

@@ -21,20 +21,20 @@ use crate::base::named_enum::named_enum;
 
 settings! { "Decision log";
     TOLLKEEPER_DECISION_LOG: TextList = "",
-        "destinations of the decision log: stdout, file:PATH (.gz: compressed), redis:STREAM, otlp; empty: no log"
+        "destinations: stdout, file:PATH (.gz: compressed), redis:STREAM, otlp; empty: no log"
         .often_set();
     TOLLKEEPER_DECISION_LOG_WHEN: TextList = "rejected,shadow,errors",
-        "decisions that are logged: rejected, shadow, errors (a failure policy decided), or all";
+        "decisions that are logged: rejected, shadow, errors (by a failure policy), or all";
     TOLLKEEPER_DECISION_LOG_SAMPLE: f64 = "1",
-        "share of the keys whose decisions are logged; all replicas choose the same keys"
+        "share of the keys that are logged; the same keys in all replicas"
         .within("0 to 1") .only_read("with TOLLKEEPER_DECISION_LOG");
-    TOLLKEEPER_ZONE: String = "", "zone of this replica, such as europe-west1-b, for its records"
+    TOLLKEEPER_ZONE: String = "", "zone of this replica, for its records"
         .only_read("with TOLLKEEPER_DECISION_LOG");
     TOLLKEEPER_DECISION_LOG_VALUES: LoggedValueForm = "plain",
-        "values of descriptors in the log, the console and its pages: as sent, as a keyed hash, or left out"
+        "values of descriptors in the log, the console and its pages"
         .often_set();
     TOLLKEEPER_DECISION_LOG_HASH_KEY: Option<Secret> = "",
-        "key of hashed values, 16 bytes or more; equal keys give equal hashes in all replicas"
+        "key of hashed values, 16 bytes or more"
         .only_read("if values are hashed (TOLLKEEPER_TOP_VALUES), or replicas exchange statistics through Redis");
     TOLLKEEPER_DECISION_LOG_HASH_KEY_FILE: Option<PathBuf> = "",
         "file that holds the key of hashed values, read at the start"
@@ -44,7 +44,7 @@ settings! { "Decision log";
     TOLLKEEPER_DECISION_LOG_FILES: u32 = "10", "log files kept, the current one included"
         .within("1 to 10000") .only_read("with TOLLKEEPER_DECISION_LOG");
     TOLLKEEPER_DECISION_LOG_QUEUE_BYTES: ByteSize = "8MiB",
-        "memory for records that wait for a destination; more are dropped and counted"
+        "memory for records that wait; more are dropped and counted"
         .within("64KiB to 4GiB") .only_read("with TOLLKEEPER_DECISION_LOG");
     TOLLKEEPER_DECISION_LOG_STREAM_LENGTH: u64 = "1000000",
         "approximate number of records kept in redis:STREAM"
@@ -73,7 +73,7 @@ settings! { "Decision log";
         .only_read("with otlp in TOLLKEEPER_DECISION_LOG");
     OTEL_EXPORTER_OTLP_LOGS_CLIENT_CERTIFICATE: Option<PathBuf> = "", "client certificate for it, PEM file"
         .only_read("with otlp in TOLLKEEPER_DECISION_LOG");
-    OTEL_EXPORTER_OTLP_LOGS_CLIENT_KEY: Option<PathBuf> = "", "private key of the client certificate, PEM file"
+    OTEL_EXPORTER_OTLP_LOGS_CLIENT_KEY: Option<PathBuf> = "", "private key of the client certificate (PEM)"
         .only_read("with otlp in TOLLKEEPER_DECISION_LOG");
 }
 

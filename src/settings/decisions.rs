@@ -15,7 +15,7 @@ use crate::limit::StoreFailurePolicy;
 settings! { "Responses";
     SHADOW_MODE: bool = "false", "reject no request: all rules act as in shadow_mode" .often_set();
     QUOTA_MODE: bool = "false",
-        "act as if every rule had quota_mode: reject only if all quotas are exceeded";
+        "every rule has quota_mode: reject only if all quotas are exceeded";
     STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT: bool = "false",
         "charge a rejected request only to the limits that reject it";
     LIMIT_RESPONSE_HEADERS_ENABLED: bool = "false", "send the three headers below with every response"
@@ -26,7 +26,7 @@ settings! { "Responses";
         .only_read("with LIMIT_RESPONSE_HEADERS_ENABLED=true");
     LIMIT_RESET_HEADER: Option<HeaderName> = "RateLimit-Reset", "header for the seconds until the limit resets"
         .only_read("with LIMIT_RESPONSE_HEADERS_ENABLED=true");
-    LIMIT_REQUEST_HEADERS_ENABLED: bool = "false", "send the three headers below to the upstream with every request"
+    LIMIT_REQUEST_HEADERS_ENABLED: bool = "false", "send the three headers below to the upstream"
         .differs_by_value("only newer versions of envoyproxy/ratelimit have it (pull request 1168)");
     LIMIT_REQUEST_LIMIT_HEADER: Option<HeaderName> = "RateLimit-Limit", "header for the limit"
         .only_read("with LIMIT_REQUEST_HEADERS_ENABLED=true");
@@ -36,18 +36,18 @@ settings! { "Responses";
         "header for the seconds until the limit resets"
         .only_read("with LIMIT_REQUEST_HEADERS_ENABLED=true");
     TOLLKEEPER_POLICY_HEADERS: bool = "false",
-        "send RateLimit-Policy and RateLimit of draft-ietf-httpapi-ratelimit-headers-11 with every response";
+        "send RateLimit-Policy and RateLimit (draft-ietf-httpapi-ratelimit-headers-11)";
     TOLLKEEPER_EXCEEDED_LIMITS_HEADER: Option<HeaderName> = "",
-        "header for the upstream with the limits that a passing request exceeded, such as x-ratelimit-exceeded";
+        "header for the upstream: limits that a passing request exceeded";
     TOLLKEEPER_RETRY_AFTER_HEADER: Option<HeaderName> = "Retry-After",
-        "header of a rejection: seconds until a retry can pass; empty: not sent";
+        "header of a rejection, in seconds; empty: not sent";
     RESPONSE_DYNAMIC_METADATA: bool = "false",
         "send the request and the metadata of its rules as dynamic metadata"
         .differs_by_value("metadata stays with its rule");
     TOLLKEEPER_METADATA_VERDICTS: bool = "false",
         "add the rules that rejected the request to the dynamic metadata";
     TOLLKEEPER_ON_STORE_ERROR: StoreFailurePolicy = "local",
-        "decision of rules without on_store_error if Redis fails or is too slow" .often_set();
+        "decision of rules without on_store_error if Redis fails or is late" .often_set();
 }
 
 choices! { StoreFailurePolicy }

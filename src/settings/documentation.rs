@@ -149,13 +149,11 @@ struct InfixVariants {
 const INFIX_VARIANTS: [InfixVariants; 2] = [
     InfixVariants {
         infixes: &["_LOGS", "_METRICS", "_TRACES"],
-        introduction: "Each of these takes precedence over the variable without `LOGS_`, `METRICS_` or `TRACES_`. A URL over HTTP has \
-                       the whole path:",
+        introduction: "These override the variable without `LOGS_`, `METRICS_` or `TRACES_`. A URL over HTTP has the whole path:",
     },
     InfixVariants {
         infixes: &["_PERSECOND"],
-        introduction: "Each of these does for limits per second what the variable without `PERSECOND_` does. Only a default given \
-                       here differs:",
+        introduction: "As the variable without `PERSECOND_`, for limits per second; only a default given here differs:",
     },
 ];
 
@@ -184,7 +182,7 @@ const INTRODUCTION: &str = "\
 # Settings
 
 For operators: every environment variable that tollkeeper reads. Names, defaults and syntax are those of
-envoyproxy/ratelimit, so its manifests work unchanged; names that begin with `TOLLKEEPER_` are tollkeeper's own.
+envoyproxy/ratelimit; `TOLLKEEPER_` begins tollkeeper's own.
 
 Check an environment before you deploy it:
 
@@ -194,12 +192,10 @@ tollkeeper check --env
 
 Each line: `NAME=default` (allowed values, if not any text): meaning.
 
-- A bool is `true`, `false`, `1`, `0`, `t` or `f`. A duration is one or more numbers with units (`150us`, `1.5s`, `1h30m`);
-  only `0` needs no unit. A bool, number or duration that is set but empty is an error.
-- All invalid settings are reported at once, and the process does not start (exit code 2).
-- A setting without effect gets a warning. *Differs*: from envoyproxy/ratelimit.
-
-This page is generated from the program's own table, and a test compares them.
+- A bool is `true`, `false`, `1`, `0`, `t` or `f`. A duration is one or more numbers with units (`150us`, `1h30m`), or `0`. If set, neither
+  they nor numbers may be empty.
+- An invalid setting prevents the start (exit code 2); one without effect gets a warning.
+- *Differs*: from envoyproxy/ratelimit.
 ";
 
 /// Describes the values of a setting: ` (int, 0 to 65535)`; empty if they are any text, or bools with a default.

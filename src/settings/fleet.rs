@@ -13,7 +13,7 @@ use crate::base::named_enum::named_enum;
 
 settings! { "Fleet";
     TOLLKEEPER_FLEET: bool = "true",
-        "with Redis, publish statistics of this replica there, for /fleet";
+        "publish statistics of this replica in Redis, for /fleet";
     TOLLKEEPER_TOP_VALUES: TopKeyValueForm = "plain",
         "values of descriptors in /top, /fleet and /counters, if more private than TOLLKEEPER_DECISION_LOG_VALUES";
 }

@@ -13,11 +13,11 @@ use super::values::Values;
 
 settings! { "gRPC";
     GRPC_MAX_CONNECTION_AGE: Duration = "24h",
-        "age at which a connection gets GOAWAY, so that clients rebalance; 0 means never";
+        "age at which a connection gets GOAWAY, so that clients rebalance; 0: never";
     GRPC_MAX_CONNECTION_AGE_GRACE: Duration = "1h",
-        "time after that GOAWAY until the connection is closed; 0 means no limit";
+        "time from that GOAWAY until the connection is closed; 0: no limit";
     TOLLKEEPER_GRPC_KEEPALIVE_INTERVAL: Duration = "1m",
-        "time between HTTP/2 pings to a client, which has a third of it to answer; 0 means none"
+        "time between HTTP/2 pings to a client, which has a third of it to answer; 0: none"
         .within("0 or 1s to 24h");
     TOLLKEEPER_GRPC_MAX_MESSAGE_BYTES: ByteSize = "4MiB",
         "maximum size of a request message" .within("1KiB to 1GiB");
@@ -25,8 +25,8 @@ settings! { "gRPC";
         "maximum size of the headers of a call"
         .within("8KiB to 16MiB");
     TOLLKEEPER_REFLECTION: Option<bool> = "",
-        "offer gRPC server reflection, for tools such as grpcurl; unset: only on loopback addresses and unix sockets";
-    TOLLKEEPER_RLQS: bool = "false", "offer the rate limit quota service, by which proxies decide by themselves"
+        "offer gRPC reflection (grpcurl); unset: only on loopback addresses and unix sockets";
+    TOLLKEEPER_RLQS: bool = "false", "offer the rate limit quota service (RLQS)"
         .often_set();
     TOLLKEEPER_RLQS_MAX_BUCKETS: usize = "100000",
         "buckets of all proxies, counted once for each 640 bytes of their ids; a stream gets 4/5 at most; others are abandoned"

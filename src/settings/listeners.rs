@@ -13,22 +13,22 @@ use super::value::text::TextList;
 use super::values::Values;
 
 settings! { "Listeners";
-    GRPC_HOST: Host = "0.0.0.0", "address of the gRPC listener; 0.0.0.0 means all addresses, IPv4 and IPv6"
+    GRPC_HOST: Host = "0.0.0.0", "address of the gRPC listener; 0.0.0.0: all, IPv4 and IPv6"
         .often_set();
-    GRPC_PORT: u16 = "8081", "port of the gRPC listener; 0 means any free port" .often_set();
+    GRPC_PORT: u16 = "8081", "port of the gRPC listener; 0: any free one" .often_set();
     GRPC_UDS: Option<PathBuf> = "", "unix socket of the gRPC listener, instead of GRPC_HOST and GRPC_PORT";
     HOST: Host = "0.0.0.0", "address of the HTTP listener: /json, /healthcheck, /livez and /readyz" .often_set();
-    PORT: u16 = "8080", "port of the HTTP listener; 0 means any free port" .often_set();
+    PORT: u16 = "8080", "port of the HTTP listener; 0: any free one" .often_set();
     DEBUG_HOST: Host = "0.0.0.0", "address of the debug listener: /rlconfig, /stats, /top, /explain and more"
         .often_set();
-    DEBUG_PORT: u16 = "6070", "port of the debug listener; 0 means any free port"
-        .differs("there are no /debug/pprof pages") .often_set();
+    DEBUG_PORT: u16 = "6070", "port of the debug listener; 0: any free one"
+        .differs("no /debug/pprof pages") .often_set();
     TOLLKEEPER_DEBUG_HOSTS: TextList = "",
-        "further host names of the debug listener, besides IP addresses, localhost and services";
+        "host names of the debug listener, besides IP addresses, localhost and services";
     TOLLKEEPER_ADMIN_TOKEN: Option<Secret> = "",
-        "bearer token for reset, key listing and log level on the debug listener; at least 16 bytes";
+        "bearer token for changes, key listing and taps on the debug listener; at least 16 bytes";
     TOLLKEEPER_ADMIN_TOKEN_FILE: Option<PathBuf> = "",
-        "file that holds the admin token, instead of TOLLKEEPER_ADMIN_TOKEN; read at each admin request"
+        "file that holds TOLLKEEPER_ADMIN_TOKEN, read at each admin request"
         .often_set();
 }
 

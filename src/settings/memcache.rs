@@ -21,17 +21,17 @@ use super::values::Values;
 
 settings! { "Counters in memcache", only read "with BACKEND_TYPE=memcache";
     MEMCACHE_HOST_PORT: TextList = "",
-        "servers, host:port or path; their order decides which of them holds a counter" .often_set();
-    MEMCACHE_MAX_IDLE_CONNS: i64 = "2", "idle connections to each server; 0 or less means 2, the maximum is 128";
-    MEMCACHE_SRV: String = "", "DNS SRV record of the servers, `_service._proto.name`; instead of MEMCACHE_HOST_PORT";
-    MEMCACHE_SRV_REFRESH: Duration = "0", "interval of reading that record; 0 means once"
+        "servers, host:port or path; their order decides which holds a counter" .often_set();
+    MEMCACHE_MAX_IDLE_CONNS: i64 = "2", "idle connections to each server, at most 128; 0 or less: 2";
+    MEMCACHE_SRV: String = "", "DNS SRV record `_service._proto.name`, instead of MEMCACHE_HOST_PORT";
+    MEMCACHE_SRV_REFRESH: Duration = "0", "interval of reading that record; 0: once"
         .only_read("with BACKEND_TYPE=memcache and MEMCACHE_SRV");
     MEMCACHE_TLS: bool = "false", "connect over TLS";
-    MEMCACHE_TLS_CLIENT_CERT: Option<PathBuf> = "", "client certificate for memcache, PEM file"
+    MEMCACHE_TLS_CLIENT_CERT: Option<PathBuf> = "", "client certificate for memcache (PEM)"
         .only_read("with BACKEND_TYPE=memcache and MEMCACHE_TLS=true");
-    MEMCACHE_TLS_CLIENT_KEY: Option<PathBuf> = "", "private key of the client certificate, PEM file"
+    MEMCACHE_TLS_CLIENT_KEY: Option<PathBuf> = "", "private key of the client certificate (PEM)"
         .only_read("with BACKEND_TYPE=memcache and MEMCACHE_TLS=true");
-    MEMCACHE_TLS_CACERT: Option<PathBuf> = "", "CA certificates beside the system's, PEM file"
+    MEMCACHE_TLS_CACERT: Option<PathBuf> = "", "CA certificates beside the system's (PEM)"
         .only_read("with BACKEND_TYPE=memcache and MEMCACHE_TLS=true");
     MEMCACHE_TLS_SKIP_HOSTNAME_VERIFICATION: bool = "false", "accept a trusted certificate for another name"
         .only_read("with BACKEND_TYPE=memcache and MEMCACHE_TLS=true");

@@ -21,25 +21,25 @@ use super::values::Values;
 use crate::base::named_enum::named_enum;
 
 settings! { "Metrics";
-    USE_STATSD: Option<bool> = "", "send metrics to statsd; not set: true if STATSD_HOST or STATSD_PORT is set"
-        .differs("the default there is true; statsd, DogStatsD and Prometheus can be used together");
+    USE_STATSD: Option<bool> = "", "send metrics to statsd; not set: if STATSD_HOST or STATSD_PORT is"
+        .differs("true by default there; can be used beside DogStatsD and Prometheus");
     STATSD_HOST: String = "localhost", "host of statsd";
     STATSD_PORT: u16 = "8125", "port of statsd";
     STATSD_PROTOCOL: StatsdTransport = "tcp", "transport to statsd"
         .only_read("if metrics are sent to statsd (USE_STATSD=true)");
     USE_DOG_STATSD: bool = "false", "send metrics to DogStatsD at STATSD_HOST:STATSD_PORT, over UDP";
     USE_DOG_STATSD_MOGRIFIERS: TextList = "",
-        "rewriting rules for DogStatsD metrics, tried in this order: a,b" .only_read("with USE_DOG_STATSD=true");
+        "rewriting rules for DogStatsD metrics, tried in this order" .only_read("with USE_DOG_STATSD=true");
     DOG_STATSD_MOGRIFIER as "DOG_STATSD_MOGRIFIER_*": String = "",
         "rewriting rule `_X`: `_X_PATTERN` (regular expression), `_X_NAME`, `_X_TAGS` (k:v,k:v); $1 is the first group"
         .only_read("if USE_DOG_STATSD_MOGRIFIERS names its rule, with USE_DOG_STATSD=true");
     USE_PROMETHEUS: bool = "false", "serve metrics to Prometheus" .often_set();
-    PROMETHEUS_ADDR: Address = ":9090", "address and port of the Prometheus listener"
+    PROMETHEUS_ADDR: Address = ":9090", "address of the Prometheus listener"
         .only_read("with USE_PROMETHEUS=true")
         .often_set();
     PROMETHEUS_PATH: String = "/metrics", "path of the metrics page" .only_read("with USE_PROMETHEUS=true");
     PROMETHEUS_MAPPER_YAML: Option<PathBuf> = "",
-        "statsd_exporter mapping file for metric names and labels"
+        "statsd_exporter mapping file"
         .differs("an invalid file prevents the start, a missing one does not; regular expressions match whole names")
         .only_read("with USE_PROMETHEUS=true");
     PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS: bool = "false",
@@ -48,11 +48,11 @@ settings! { "Metrics";
     TOLLKEEPER_METRIC_PATH_LABEL: bool = "false",
         "add a label `path` with the whole path of a limit";
     TOLLKEEPER_METRIC_SERIES: usize = "10000",
-        "maximum number of series that requests name: detailed_metric, value_to_metric, Envoy's limits, unknown domains"
+        "most series that requests name: detailed_metric, value_to_metric, overrides, unknown domains"
         .within("0 to 10000000");
     TOLLKEEPER_TOP_KEYS: usize = "2048",
-        "number of most rejected keys that /top tracks per minute; 0 means none" .within("0 to 1000000");
-    EXTRA_TAGS: TextMap = "", "tags on every metric, such as env:prod,zone:a" .often_set();
+        "most rejected keys that /top tracks per minute; 0: none" .within("0 to 1000000");
+    EXTRA_TAGS: TextMap = "", "tags on every metric" .often_set();
     STATS_FLUSH_INTERVAL: Duration = "10s", "interval of sending metrics to statsd and DogStatsD"
         .within("10ms to 1h");
     DISABLE_STATS: bool = "false", "turn off all metrics, /top, /rules and the counters of /stats";

@@ -17,7 +17,7 @@ use crate::base::named_enum::named_enum;
 use crate::telemetry::otlp_metrics::Temporality;
 
 settings! { "Metrics over OTLP", only read "with OTEL_METRICS_EXPORTER=otlp and without OTEL_SDK_DISABLED and DISABLE_STATS";
-    OTEL_METRICS_EXPORTER: TextList = "none", "otlp: send metrics to a collector, beside other destinations"
+    OTEL_METRICS_EXPORTER: TextList = "none", "otlp: send metrics to a collector"
         .differs("the default of OpenTelemetry is otlp");
     OTEL_METRIC_EXPORT_INTERVAL: u64 = "60000", "interval of sending metrics to the collector, in milliseconds"
         .within("1000 to 3600000");
@@ -35,7 +35,7 @@ settings! { "Metrics over OTLP", only read "with OTEL_METRICS_EXPORTER=otlp and 
     OTEL_EXPORTER_OTLP_METRICS_CERTIFICATE: Option<PathBuf> = "",
         "CA certificates for the collector of metrics, PEM file, instead of the system's";
     OTEL_EXPORTER_OTLP_METRICS_CLIENT_CERTIFICATE: Option<PathBuf> = "", "client certificate for it, PEM file";
-    OTEL_EXPORTER_OTLP_METRICS_CLIENT_KEY: Option<PathBuf> = "", "private key of the client certificate, PEM file";
+    OTEL_EXPORTER_OTLP_METRICS_CLIENT_KEY: Option<PathBuf> = "", "private key of the client certificate (PEM)";
     OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE: TemporalityPreference = "cumulative",
         "counts since the start, or since the last export; lowmemory is delta";
     OTEL_EXPORTER_OTLP_METRICS_DEFAULT_HISTOGRAM_AGGREGATION: String = "explicit_bucket_histogram", "form of histograms"

@@ -10,16 +10,16 @@ use crate::base::go_syntax::DurationText;
 
 settings! { "Process";
     TOLLKEEPER_DRAIN_PERIOD: Duration = "5s",
-        "time after SIGTERM that requests are still served while health checks fail"
+        "time after SIGTERM in which requests are served and health checks fail"
         .within("0 to 1h") .often_set();
     TOLLKEEPER_SHUTDOWN_TIMEOUT: Duration = "25s",
-        "time after SIGTERM until the process exits at the latest; includes TOLLKEEPER_DRAIN_PERIOD"
+        "time after SIGTERM until the process exits; includes TOLLKEEPER_DRAIN_PERIOD"
         .within("0 to 1h");
-    TOLLKEEPER_WORKER_THREADS: usize = "0", "number of worker threads; 0 means one per core" .within("0 to 1024");
+    TOLLKEEPER_WORKER_THREADS: usize = "0", "worker threads; 0: one per core" .within("0 to 1024");
     GOMAXPROCS: String = "", "threads of a Go program"
-        .without_effect("it is for Go programs; see TOLLKEEPER_WORKER_THREADS");
+        .without_effect("see TOLLKEEPER_WORKER_THREADS");
     GOMEMLIMIT: String = "", "memory of a Go program"
-        .without_effect("it is for Go programs; see TOLLKEEPER_MEMORY_BYTES");
+        .without_effect("see TOLLKEEPER_MEMORY_BYTES");
 }
 
 /// Time limits of a shutdown.

@@ -40,18 +40,18 @@ const OBSOLETE: &str = "envoyproxy/ratelimit no longer reads it either";
 const START_NEVER_WAITS: &str = "the start does not wait for Redis, and connection attempts never end";
 
 settings! { "Counters in Redis", only read "with counters in Redis";
-    REDIS_SOCKET_TYPE: SocketKind = "unix", "kind of address in REDIS_URL of a single server: host:port or path"
+    REDIS_SOCKET_TYPE: SocketKind = "unix", "address of a single server: host:port or path"
         .differs("not set, the form of REDIS_URL decides") .often_set();
     REDIS_TYPE: DeploymentKind = "SINGLE", "kind of deployment" .often_set();
     REDIS_URL: SecretUrl = "/var/run/nutcracker/ratelimit.sock",
         "host:port, path or redis://user:password@host:port/db; cluster: a list; sentinel: primary,host:port,..."
-        .differs("rediss:// is TLS; nodes of a cluster that are found later get the user and password too")
+        .differs("rediss:// is TLS; all nodes of a cluster get the user and password")
         .often_set();
     REDIS_POOL_SIZE: NonZeroUsize = "1", "connections to each node"
-        .differs("the default there is 10; one connection carries all calls; the maximum is 128");
+        .differs("10 there; one carries all calls; at most 128");
     REDIS_AUTH: Option<Secret> = "", "password or user:password; takes precedence over REDIS_URL";
     REDIS_AUTH_FILE: Option<PathBuf> = "",
-        "file that holds REDIS_AUTH; open connections log in again when it changes"
+        "file that holds REDIS_AUTH; reloaded when it changes"
         .often_set();
     REDIS_AWS_IAM_AUTH: bool = "false", "log in to ElastiCache or MemoryDB as an IAM user";
     REDIS_AWS_IAM_CACHE_NAME: String = "", "name of the cache or cluster"
@@ -63,13 +63,13 @@ settings! { "Counters in Redis", only read "with counters in Redis";
     REDIS_AWS_IAM_SERVERLESS: bool = "false", "the cache is serverless"
         .only_read("with counters in Redis and REDIS_AWS_IAM_AUTH=true");
     TOLLKEEPER_REDIS_IDENTITY: TokenCloud = "none",
-        "log in with access tokens of this cloud: Memorystore, Azure Managed Redis";
+        "log in with tokens of this cloud: Memorystore, Azure Managed Redis";
     REDIS_TLS: bool = "false", "connect over TLS" .often_set();
-    REDIS_TLS_CLIENT_CERT: Option<PathBuf> = "", "client certificate, PEM file; for both deployments"
+    REDIS_TLS_CLIENT_CERT: Option<PathBuf> = "", "client certificate (PEM), also for REDIS_PERSECOND"
         .only_read("if a connection to Redis has TLS (REDIS_TLS=true, or rediss:// in its URL)");
-    REDIS_TLS_CLIENT_KEY: Option<PathBuf> = "", "private key of the client certificate, PEM file"
+    REDIS_TLS_CLIENT_KEY: Option<PathBuf> = "", "private key of the client certificate (PEM)"
         .only_read("if a connection to Redis has TLS (REDIS_TLS=true, or rediss:// in its URL)");
-    REDIS_TLS_CACERT: Option<PathBuf> = "", "CA certificates beside the system's, PEM file; for both deployments"
+    REDIS_TLS_CACERT: Option<PathBuf> = "", "CA certificates beside the system's (PEM), also for REDIS_PERSECOND"
         .only_read("if a connection to Redis has TLS (REDIS_TLS=true, or rediss:// in its URL)")
         .often_set();
     REDIS_TLS_SKIP_HOSTNAME_VERIFICATION: bool = "false", "accept a trusted certificate for another name"
@@ -77,22 +77,22 @@ settings! { "Counters in Redis", only read "with counters in Redis";
     REDIS_TIMEOUT: Duration = "10s", "time limit of a connection attempt; no response waits for it"
         .within("1ms to 1h");
     TOLLKEEPER_STORE_TIMEOUT: Duration = "15ms",
-        "time limit of a call to Redis; then the rule's on_store_error or TOLLKEEPER_ON_STORE_ERROR applies"
+        "time limit of a call to Redis; then on_store_error applies"
         .within("1ms to 10s") .only_read("with counters in Redis or memcached") .often_set();
     TOLLKEEPER_REPLICAS: Option<NonZeroU32> = "",
-        "divisor of limits while Redis is away; not set: the number of replicas last seen"
+        "divisor of limits while Redis is away; not set: the replicas last seen"
         .within("1 to 100000") .only_read("with counters in Redis or memcached");
     TOLLKEEPER_MAX_REPLICAS: NonZeroU32 = "16",
         "most replicas that share an eventual limit; must be equal in all replicas"
         .within("1 to 1000");
     TOLLKEEPER_KEY_FORMAT: KeyFormat = "tollkeeper",
-        "format of keys; ratelimit: strict fixed windows are shared with envoyproxy/ratelimit"
+        "ratelimit: strict fixed windows are shared with envoyproxy/ratelimit"
         .only_read("with counters in Redis or memcached");
     TOLLKEEPER_EVENTUAL_BYTES: ByteSize = "64MiB",
-        "approximate memory for eventual descriptors; further ones are counted strictly"
+        "memory for eventual descriptors; further ones are counted strictly"
         .within("0 to 1024GiB");
     TOLLKEEPER_TABLE_BYTES: ByteSize = "32MiB",
-        "memory for the known rows of each table in Redis; beyond it, rows are looked up again"
+        "memory for the known rows of each table in Redis"
         .within("1MiB to 1024GiB");
     REDIS_HEALTH_CHECK_ACTIVE_CONNECTION: bool = "false", "report unhealthy without a connection to Redis";
     REDIS_SENTINEL_AUTH: Option<Secret> = "", "password or user:password for the sentinels"

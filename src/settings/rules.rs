@@ -23,28 +23,28 @@ settings! { "Rules and their files";
         .only_read("with CONFIG_TYPE=FILE") .often_set();
     RUNTIME_APPDIRECTORY: PathBuf = "config", "directory below RUNTIME_SUBDIRECTORY that holds the rule files"
         .only_read("with CONFIG_TYPE=FILE") .often_set();
-    RUNTIME_IGNOREDOTFILES: bool = "false", "skip files and directories with names that begin with a dot"
+    RUNTIME_IGNOREDOTFILES: bool = "false", "skip files and directories that begin with a dot"
         .only_read("with CONFIG_TYPE=FILE");
     RUNTIME_WATCH_ROOT: bool = "true",
-        "watch RUNTIME_ROOT for a swapped symbolic link, instead of the directory of the rule files"
+        "watch RUNTIME_ROOT for a swapped symbolic link, not the directory of the rule files"
         .differs("files edited in place are noticed with either value") .only_read("with CONFIG_TYPE=FILE");
     TOLLKEEPER_RULE_DEFAULTS: Option<PathBuf> = "",
         "file of defaults for rules, by domain and unit; reloaded like rules";
-    MERGE_DOMAIN_CONFIG: bool = "false", "merge files with the same domain, instead of an error"
+    MERGE_DOMAIN_CONFIG: bool = "false", "merge files with the same domain; false: an error"
         .differs_by_value("files are merged in the order of their names");
     FORCE_START_WITHOUT_INITIAL_CONFIG: bool = "false", "report healthy before the first rules over xDS"
         .only_read("with CONFIG_TYPE=GRPC_XDS_SOTW");
     HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED: bool = "false", "report unhealthy until at least one domain is loaded";
     TOLLKEEPER_POLL_INTERVAL: Duration = "1s",
-        "interval of looking for changed rule files, besides file events; 0 means never"
+        "interval of looking for changed rule files, besides file events; 0: never"
         .within("0 or 100ms to 24h") .only_read("with CONFIG_TYPE=FILE or TOLLKEEPER_RULE_DEFAULTS");
     TOLLKEEPER_RELOAD_DEBOUNCE: Duration = "100ms",
-        "time without a further change before rule files are read" .within("1ms to 10s")
+        "time without a change before rule files are read" .within("1ms to 10s")
         .only_read("with CONFIG_TYPE=FILE or TOLLKEEPER_RULE_DEFAULTS");
     TOLLKEEPER_LOG_MAX: u32 = "10000",
         "maximum requests_per_unit of a sliding_window_log, which stores each hit" .within("1 to 1000000");
     USE_CALENDAR_MONTH_RATE_LIMIT: bool = "false",
-        "align fixed windows of months with calendar months (UTC), instead of 30 days";
+        "align fixed windows of months with calendar months (UTC); false: 30 days";
 }
 
 named_enum! {

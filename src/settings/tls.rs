@@ -22,26 +22,26 @@ use super::values::Values;
 settings! { "TLS of the listeners";
     GRPC_SERVER_USE_TLS: bool = "false", "serve gRPC over TLS" .often_set();
     GRPC_SERVER_TLS_CERT: Option<PathBuf> = "",
-        "certificate chain of the gRPC listener, PEM file; reloaded when it changes"
-        .differs("it may be in another directory than the key") .only_read("with GRPC_SERVER_USE_TLS=true")
+        "certificate chain of the gRPC listener (PEM); reloaded when it changes"
+        .differs("may be in another directory than the key") .only_read("with GRPC_SERVER_USE_TLS=true")
         .often_set();
     GRPC_SERVER_TLS_KEY: Option<PathBuf> = "",
-        "private key of the gRPC listener, PEM file; reloaded when it changes"
+        "private key of the gRPC listener (PEM)"
         .only_read("with GRPC_SERVER_USE_TLS=true")
         .often_set();
     GRPC_SERVER_TLS_CA_CERT: Option<PathBuf> = "", "set by Envoy Gateway"
         .without_effect("envoyproxy/ratelimit does not read it either");
     GRPC_CLIENT_TLS_CACERT: Option<PathBuf> = "",
-        "CA certificates for clients, PEM file; set: clients need a certificate; reloaded when it changes"
+        "CA certificates for clients (PEM); set: clients need a certificate"
         .differs_by_value("the system's CAs are not trusted; without TLS it prevents the start")
         .often_set();
     GRPC_CLIENT_TLS_SAN: Option<String> = "", "DNS name that a client certificate must hold"
         .differs("without GRPC_CLIENT_TLS_CACERT it prevents the start");
     TOLLKEEPER_HTTP_TLS_CERT: Option<PathBuf> = "",
-        "certificate chain of the HTTP listener, PEM file; not set: it serves without TLS";
-    TOLLKEEPER_HTTP_TLS_KEY: Option<PathBuf> = "", "private key of the HTTP listener, PEM file";
+        "certificate chain of the HTTP listener (PEM); not set: no TLS";
+    TOLLKEEPER_HTTP_TLS_KEY: Option<PathBuf> = "", "private key of the HTTP listener (PEM)";
     TOLLKEEPER_HTTP_TLS_CLIENT_CACERT: Option<PathBuf> = "",
-        "CA certificates for clients of the HTTP listener, PEM file; set: clients and probes need a certificate";
+        "CA certificates for clients of the HTTP listener (PEM); set: clients and probes need a certificate";
 }
 
 /// TLS of a listener.

@@ -26,16 +26,16 @@ use crate::telemetry::traces::{SpanQueueOptions, TraceSampler};
 
 settings! { "Tracing", only read "with TRACING_ENABLED=true and without OTEL_SDK_DISABLED";
     TRACING_ENABLED: bool = "false", "export traces over OTLP" .often_set();
-    TRACING_SERVICE_NAME: String = "RateLimit", "service.name of traces; takes precedence over OTEL_SERVICE_NAME";
+    TRACING_SERVICE_NAME: String = "RateLimit", "service.name of traces; overrides OTEL_SERVICE_NAME";
     TRACING_SERVICE_NAMESPACE: Option<String> = "", "service.namespace of traces";
     TRACING_SERVICE_INSTANCE_ID: Option<String> = "", "service.instance.id of traces; empty: a random one";
     TRACING_EXPORTER_PROTOCOL: OtlpProtocol = "http",
-        "protocol of the collector; takes precedence over OTEL_EXPORTER_OTLP_PROTOCOL";
+        "protocol of the collector; overrides OTEL_EXPORTER_OTLP_PROTOCOL";
     TRACING_SAMPLING_RATE: f64 = "1",
-        "share of the traces started here that is sampled; takes precedence over OTEL_TRACES_SAMPLER"
-        .within("0 to 1") .differs("a number outside of 0 to 1 prevents the start");
+        "share of the traces started here that is sampled; overrides OTEL_TRACES_SAMPLER"
+        .within("0 to 1") .differs("another number prevents the start");
     TOLLKEEPER_TRACE_DESCRIPTORS: bool = "false",
-        "record descriptors in spans; they may identify persons";
+        "record descriptors in spans; may identify persons";
     OTEL_SDK_DISABLED: bool = "false", "turn off traces and metrics over OTLP";
     OTEL_SERVICE_NAME: Option<String> = "", "service.name of traces";
     OTEL_RESOURCE_ATTRIBUTES: String = "", "resource attributes of traces: k=v,k=v";
@@ -56,27 +56,27 @@ settings! { "Tracing", only read "with TRACING_ENABLED=true and without OTEL_SDK
     OTEL_EXPORTER_OTLP_COMPRESSION: Option<Compression> = "", "compression of export requests";
     OTEL_EXPORTER_OTLP_TRACES_COMPRESSION: Option<Compression> = "", "compression of export requests for traces";
     OTEL_EXPORTER_OTLP_CERTIFICATE: Option<PathBuf> = "",
-        "CA certificates for the collector, PEM file, instead of the system's";
+        "CA certificates for the collector (PEM), instead of the system's";
     OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE: Option<PathBuf> = "", "the same for traces";
-    OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE: Option<PathBuf> = "", "client certificate for the collector, PEM file";
+    OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE: Option<PathBuf> = "", "client certificate for the collector (PEM)";
     OTEL_EXPORTER_OTLP_TRACES_CLIENT_CERTIFICATE: Option<PathBuf> = "", "the same for traces";
-    OTEL_EXPORTER_OTLP_CLIENT_KEY: Option<PathBuf> = "", "private key of the client certificate, PEM file";
+    OTEL_EXPORTER_OTLP_CLIENT_KEY: Option<PathBuf> = "", "private key of the client certificate (PEM)";
     OTEL_EXPORTER_OTLP_TRACES_CLIENT_KEY: Option<PathBuf> = "", "the same for traces";
     OTEL_EXPORTER_OTLP_INSECURE: bool = "false", "connect to the collector without TLS"
         .without_effect("the URL decides, by http:// or https://");
     OTEL_EXPORTER_OTLP as "OTEL_EXPORTER_OTLP_*": Option<Secret> = "", "other settings of OTLP exporters"
-        .without_effect("it is not for traces, logs or metrics, or not known");
+        .without_effect("not known");
     OTEL_TRACES_SAMPLER: Option<OtelSampler> = "", "sampler of traces; not set: TRACING_SAMPLING_RATE"
         .only_read("with TRACING_ENABLED=true and without OTEL_SDK_DISABLED and TRACING_SAMPLING_RATE");
     OTEL_TRACES_SAMPLER_ARG: f64 = "1", "share of the traces that a traceidratio sampler keeps" .within("0 to 1")
         .only_read("with TRACING_ENABLED=true and OTEL_TRACES_SAMPLER=traceidratio or parentbased_traceidratio");
     OTEL_PROPAGATORS: TextList = "tracecontext,b3,b3multi",
-        "formats of trace context in requests; W3C takes precedence over B3";
-    OTEL_BSP_MAX_QUEUE_SIZE: usize = "2048", "maximum number of queued spans; more are dropped and counted"
+        "formats of trace context in requests; W3C before B3";
+    OTEL_BSP_MAX_QUEUE_SIZE: usize = "2048", "most queued spans; more are dropped and counted"
         .within("1 to 1000000");
-    OTEL_BSP_MAX_EXPORT_BATCH_SIZE: usize = "512", "maximum number of spans in an export request"
+    OTEL_BSP_MAX_EXPORT_BATCH_SIZE: usize = "512", "most spans in an export request"
         .within("1 to 100000");
-    OTEL_BSP_SCHEDULE_DELAY: u64 = "5000", "time that a span waits for others before export, in milliseconds"
+    OTEL_BSP_SCHEDULE_DELAY: u64 = "5000", "time that a span waits before export, in milliseconds"
         .within("1 to 3600000");
     OTEL_BSP_EXPORT_TIMEOUT: u64 = "30000", "see OTEL_EXPORTER_OTLP_TIMEOUT"
         .within("1 to 3600000") .without_effect("OTEL_EXPORTER_OTLP_TIMEOUT applies instead");

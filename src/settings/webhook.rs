@@ -12,7 +12,7 @@ use super::values::Values;
 
 settings! { "Levels of limits";
     TOLLKEEPER_NOTIFY_WEBHOOK: Option<SecretUrl> = "",
-        "URL that gets each level of `notify` that a key reaches, by POST";
+        "URL that gets each level of `notify`, by POST";
     TOLLKEEPER_NOTIFY_WEBHOOK_SECRET: Option<Secret> = "",
         "secret that signs these requests (Standard Webhooks): whsec_ and base64, or 16 bytes or more"
         .only_read("with TOLLKEEPER_NOTIFY_WEBHOOK");

@@ -17,7 +17,7 @@ use super::value::text::SecretUrl;
 use super::values::Values;
 
 settings! { "Rules over xDS", only read "with CONFIG_TYPE=GRPC_XDS_SOTW";
-    CONFIG_GRPC_XDS_NODE_ID: String = "default", "node id, by which the control plane selects the rules";
+    CONFIG_GRPC_XDS_NODE_ID: String = "default", "node id, which selects the rules";
     CONFIG_GRPC_XDS_NODE_METADATA: String = "", "node metadata: k=v,k=v";
     CONFIG_GRPC_XDS_SERVER_URL: SecretUrl = "localhost:18000", "host:port of the xDS server" .often_set();
     CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL: Duration = "3s", "time between connection attempts"
@@ -25,27 +25,27 @@ settings! { "Rules over xDS", only read "with CONFIG_TYPE=GRPC_XDS_SOTW";
     CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS: Option<Secret> = "", "headers of the stream: k:v,k:v";
     CONFIG_GRPC_XDS_SERVER_USE_TLS: bool = "false", "connect over TLS";
     CONFIG_GRPC_XDS_CLIENT_TLS_CERT: Option<PathBuf> = "",
-        "client certificate for the xDS server, PEM file; read for each connection"
+        "client certificate for the xDS server (PEM); read for each connection"
         .only_read("with CONFIG_TYPE=GRPC_XDS_SOTW and CONFIG_GRPC_XDS_SERVER_USE_TLS=true");
-    CONFIG_GRPC_XDS_CLIENT_TLS_KEY: Option<PathBuf> = "", "private key of the client certificate, PEM file"
+    CONFIG_GRPC_XDS_CLIENT_TLS_KEY: Option<PathBuf> = "", "private key of the client certificate (PEM)"
         .only_read("with CONFIG_TYPE=GRPC_XDS_SOTW and CONFIG_GRPC_XDS_SERVER_USE_TLS=true");
     CONFIG_GRPC_XDS_SERVER_TLS_CACERT: Option<PathBuf> = "",
-        "CA certificates for the xDS server, PEM file; trusted beside the system's"
+        "CA certificates for the xDS server beside the system's (PEM)"
         .only_read("with CONFIG_TYPE=GRPC_XDS_SOTW and CONFIG_GRPC_XDS_SERVER_USE_TLS=true");
     CONFIG_GRPC_XDS_SERVER_TLS_SAN: Option<String> = "",
         "name that the certificate of the xDS server must hold, instead of the host"
         .only_read("with CONFIG_TYPE=GRPC_XDS_SOTW and CONFIG_GRPC_XDS_SERVER_USE_TLS=true");
     XDS_CLIENT_BACKOFF_INITIAL_INTERVAL: Duration = "600ms", "first delay after a lost stream"
-        .differs("10s in envoyproxy/ratelimit");
+        .differs("10s there");
     XDS_CLIENT_BACKOFF_MAX_INTERVAL: Duration = "3s", "longest delay after a lost stream"
-        .differs("60s in envoyproxy/ratelimit");
+        .differs("60s there");
     XDS_CLIENT_BACKOFF_RANDOM_FACTOR: f64 = "0.66", "share of a delay by which it varies"
         .within("0 to 1");
     XDS_CLIENT_BACKOFF_JITTER: bool = "true", "randomize the delays";
-    XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES: i64 = "0", "maximum size of a message; 0 means 64 MiB"
-        .differs("0 means 4 MiB in envoyproxy/ratelimit");
+    XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES: i64 = "0", "maximum size of a message; 0: 64 MiB"
+        .differs("0 is 4 MiB there");
     TOLLKEEPER_XDS_CACHE: Option<PathBuf> = "",
-        "file of the last accepted rules, for a start while the control plane is away";
+        "file of the last accepted rules, for a start without the control plane";
 }
 
 /// Maximum size of a message if none is set.

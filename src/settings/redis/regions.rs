@@ -17,14 +17,14 @@ use crate::settings::value::text::{SecretUrl, TextList};
 use crate::settings::values::Values;
 
 settings! { "Regions", only read "with TOLLKEEPER_REGION";
-    TOLLKEEPER_REGION: String = "", "name of this region, for limits with `scope: global`; empty: there is only one";
+    TOLLKEEPER_REGION: String = "", "name of this region, for limits with `scope: global`";
     TOLLKEEPER_REGIONS: TextList = "",
-        "names of all regions, this one included, 2 to 64; equal in all regions";
+        "names of all regions, 2 to 64; equal in all regions";
     TOLLKEEPER_GLOBAL_REDIS_URL: SecretUrl = "",
-        "Redis that all regions reach, in the form of REDIS_URL; no response waits for it";
+        "Redis that all regions reach, like REDIS_URL";
     TOLLKEEPER_GLOBAL_REDIS_TYPE: DeploymentKind = "SINGLE", "kind of deployment";
     TOLLKEEPER_GLOBAL_REDIS_AUTH_FILE: Option<PathBuf> = "", "file that holds password or user:password";
-    TOLLKEEPER_GLOBAL_REDIS_AWS_IAM_AUTH: bool = "false", "REDIS_AWS_IAM_AUTH for it, and so on";
+    TOLLKEEPER_GLOBAL_REDIS_AWS_IAM_AUTH: bool = "false", "REDIS_AWS_IAM_AUTH for it";
     TOLLKEEPER_GLOBAL_REDIS_AWS_IAM_CACHE_NAME: String = "", "name of the cache or cluster";
     TOLLKEEPER_GLOBAL_REDIS_AWS_IAM_USER_ID: String = "", "id of the user";
     TOLLKEEPER_GLOBAL_REDIS_AWS_IAM_REGION: String = "", "region of the cache; empty: AWS_REGION";
@@ -34,7 +34,7 @@ settings! { "Regions", only read "with TOLLKEEPER_REGION";
         "file that holds password or user:password for its sentinels"
         .only_read("with TOLLKEEPER_REGION and TOLLKEEPER_GLOBAL_REDIS_TYPE=sentinel");
     TOLLKEEPER_GLOBAL_REDIS_WAIT_REPLICAS: u32 = "0",
-        "replicas of the global Redis that must know what a region holds before the region uses it (WAIT)"
+        "replicas of the global Redis that must know a grant before its use (WAIT)"
         .within("0 to 1");
 }
 
