@@ -54,7 +54,7 @@ impl Charging {
         let spec = LimitSpec {
             bucket_size: (algorithm == Algorithm::TokenBucket).then_some(room),
             queue_size: (algorithm == Algorithm::LeakyBucket).then_some(room),
-            ..LimitSpec::new(algorithm, requests_per_unit, Period::new(Unit::Minute, 1).expect("it is a period"))
+            ..LimitSpec::new(algorithm, requests_per_unit.into(), Period::new(Unit::Minute, 1).expect("it is a period"))
         };
         let limit = Limit::new(&spec).expect("it is a limit");
         let mut situation = Self {
