@@ -1,5 +1,5 @@
-//! Examples of `docs/calling.md`: each program is the text of the page, built with Envoy's published packages, and
-//! calls a real server.
+//! Examples of `docs/calling.md`: each program is the text of the page or of a file that it names, built with Envoy's
+//! published packages, and calls a real server.
 //!
 //! `tests/clients/install.sh` installs the packages; TOLLKEEPER_TEST_CLIENTS names their directory.
 
@@ -32,9 +32,19 @@ fn page() -> String {
 fn example(language: &str, deadline: (&str, &str)) -> String {
     let page = page();
     let (_, rest) = page.split_once(&format!("```{language}\n")).unwrap_or_else(|| panic!("no example in {language}"));
-    let code = rest.split("```").next().unwrap();
-    assert!(code.contains(deadline.0), "{language}: no {}", deadline.0);
-    code.replace(deadline.0, deadline.1)
+    with_deadline(rest.split("```").next().unwrap(), deadline)
+}
+
+/// A file that the page names, with a deadline that a busy machine keeps.
+fn example_file(name: &str, deadline: (&str, &str)) -> String {
+    assert!(page().contains(&format!("(examples/{name})")), "the page does not name {name}");
+    with_deadline(&read(&repository(&format!("docs/examples/{name}"))), deadline)
+}
+
+/// The program with another deadline.
+fn with_deadline(code: &str, (own, longer): (&str, &str)) -> String {
+    assert!(code.contains(own), "no {own} in\n{code}");
+    code.replace(own, longer)
 }
 
 fn serve_example_rules() -> Tollkeeper {
@@ -108,7 +118,7 @@ fn python_example_decides() {
 #[test]
 #[ignore = "a client of another language; .ci/nightly runs it"]
 fn node_example_decides() {
-    let directory = directory_with("call.js", &example("js", ("Date.now() + 1000", "Date.now() + 60000")));
+    let directory = directory_with("call.js", &example_file("call.js", ("Date.now() + 1000", "Date.now() + 60000")));
     let (node, file) = (clients().join("bin/node"), directory.path().join("call.js"));
     assert_prints_each_answer(|target| {
         let mut command = command(&node, &[file.as_os_str(), OsStr::new(target)]);
@@ -121,7 +131,7 @@ fn node_example_decides() {
 #[ignore = "needs a JDK and Maven; .ci/nightly runs it"]
 fn java_example_decides() {
     // Java waits for a connection until the deadline; 20 s are enough for a cold machine.
-    let directory = directory_with("Call.java", &example("java", ("(1, TimeUnit", "(20, TimeUnit")));
+    let directory = directory_with("Call.java", &example_file("Call.java", ("(1, TimeUnit", "(20, TimeUnit")));
     let (java, file) = (clients().join("bin/java"), directory.path().join("Call.java"));
     let jars = clients().join("java/*");
     assert_prints_each_answer(|target| {

@@ -9,7 +9,7 @@ pub(crate) mod page;
 mod ways;
 
 use std::fs;
-use std::process::Command;
+use std::process::{Command, Output};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -394,17 +394,14 @@ fn traps_of_an_office_network() {
     assert_unlimited(6, &request("10.1.2.3, 192.0.2.7"));
 }
 
-/// Runs the command of the page that calls a server, at the server's own address.
-fn run_curl(recipe: &Recipe, served: &Served, token: &str) {
-    let command = recipe.commands.iter().find(|command| command.text.starts_with("curl ")).expect("the page has one");
-    assert!(command.text.contains("http://127.0.0.1:6070/"), "{}", command.text);
-    let own = format!("http://127.0.0.1:{}/", served.tollkeeper.debug_port());
-    let mut shell = Command::new("bash");
-    shell.args(["-c", &format!("no_proxy='*' {}", command.text.replace("http://127.0.0.1:6070/", &own))]);
-    shell.env_clear().envs(inherited_env()).env("TOLLKEEPER_ADMIN_TOKEN", token);
-    let output = shell.output().unwrap();
-    let answer: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"));
-    assert_eq!((&answer["entry"]["value"], &answer["scope"]), (&"k-667".into(), &"process".into()), "{answer}");
+/// Runs a command of the page that calls a server, at the server's own address.
+fn run_at(served: &Served, recipe: &Recipe, name: &str, token: &str) -> Output {
+    let command = recipe.commands.iter().find(|command| command.text.starts_with(&format!("tollkeeper {name} ")));
+    let text = &command.unwrap_or_else(|| panic!("the page has no {name}")).text;
+    let mut program = Command::new(program_path());
+    program.args(text.split(' ').skip(1)).arg("--addr");
+    program.arg(format!("127.0.0.1:{}", served.tollkeeper.debug_port()));
+    program.env_clear().envs(inherited_env()).env("TOLLKEEPER_ADMIN_TOKEN", token).output().unwrap()
 }
 
 #[test]
@@ -416,7 +413,7 @@ fn key_is_blocked_now_and_for_good() {
     let rejection = request("k-666").send();
     assert_eq!((rejection.status, rejection.text().as_str()), (429, "this key is blocked"));
     assert_unlimited(1, &request("k-667"));
-    run_curl(&recipe, &served, token);
+    assert!(run_at(&served, &recipe, "block", token).status.success());
     let rejection = request("k-667").send();
     assert_eq!(rejection.status, 429);
     assert!((3540..=3600).contains(&rejection.number("retry-after")), "{rejection:?}");
@@ -439,7 +436,7 @@ fn trap_of_an_exact_rule_before_the_list() {
 
     recipe.replace_in_rules("value: k-666", "value: k-667");
     let served = Served::start_with(&recipe, |setup| setup.env("TOLLKEEPER_ADMIN_TOKEN", token));
-    run_curl(&recipe, &served, token);
+    assert!(run_at(&served, &recipe, "block", token).status.success());
     assert_limit(0, &served.envoy.get("/").header("x-api-key", "k-667"));
 }
 
@@ -674,7 +671,7 @@ fn traps_of_an_order_and_of_the_better_match() {
 #[test]
 fn tokens_are_charged_after_the_answer() {
     let served = serve(14);
-    let request = |user: &str| served.envoy.get("/chat").header("x-user", user).header("x-test-tokens", "90");
+    let request = |team: &str| served.envoy.get("/chat").header("x-team", team).header("x-test-cost", "90");
     let wait_for_report = |calls: u64| {
         wait_for("the cost to be reported", || {
             (served.envoy.stat("cluster.tollkeeper.upstream_rq_completed") >= calls).then_some(())
@@ -682,11 +679,11 @@ fn tokens_are_charged_after_the_answer() {
     };
     // 100 units: the first leaves 10, the second makes a debt of 80.
     for number in 1..=2 {
-        assert_eq!(request("ann").send().status, 200, "request {number}");
+        assert_eq!(request("red").send().status, 200, "request {number}");
         wait_for_report(number * 2);
     }
-    assert_limit(0, &request("ann"));
-    assert_unlimited(1, &request("bob"));
+    assert_limit(0, &request("red"));
+    assert_unlimited(1, &request("blue"));
 }
 
 #[test]
@@ -730,7 +727,7 @@ fn traps_of_tokens() {
     let mut recipe = Recipe::find(14);
     recipe.replace_in_rules(", count_rejected: true", "");
     let served = Served::start(&recipe);
-    let request = served.envoy.get("/chat").header("x-user", "ann").header("x-test-tokens", "90");
+    let request = served.envoy.get("/chat").header("x-team", "red").header("x-test-cost", "90");
     for number in 1..=3 {
         assert_eq!(request.send().status, 200, "request {number}");
         wait_for("the cost to be reported", || {
@@ -738,7 +735,7 @@ fn traps_of_tokens() {
         });
     }
     let served = serve(14);
-    assert_unlimited(3, &served.envoy.get("/chat").header("x-user", "ann"));
+    assert_unlimited(3, &served.envoy.get("/chat").header("x-team", "red"));
 }
 
 #[test]

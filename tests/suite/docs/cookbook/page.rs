@@ -49,8 +49,31 @@ impl Recipe {
         found.unwrap_or_else(|| panic!("docs/cookbook.md has no recipe {number} in way {way}"))
     }
 
+    /// Keys of a block of Envoy's, added to those of the earlier recipe that its first line names: lists are joined,
+    /// and `hits_addend` is the cost in the last of the recipe's `rate_limits`.
+    fn parse_envoy(block: &str, heading: &str, earlier: &[Self]) -> Map<String, Value> {
+        let own: Option<Map<String, Value>> =
+            serde_saphyr::from_str(block).unwrap_or_else(|error| panic!("{heading}: {error}"));
+        let mut own = own.unwrap_or_default();
+        let Some(named) = block.strip_prefix("# as in recipe ") else { return own };
+        let number: String = named.chars().take_while(char::is_ascii_digit).collect();
+        let base = earlier.iter().find(|recipe| recipe.number.to_string() == number);
+        let mut envoy = base.unwrap_or_else(|| panic!("{heading}: no recipe {number} stands before it")).envoy.clone();
+        if let Some(cost) = own.remove("hits_addend") {
+            let limits = &mut envoy["typed_per_filter_config"]["envoy.filters.http.ratelimit"]["rate_limits"];
+            limits.as_array_mut().and_then(|limits| limits.last_mut()).expect("there are limits")["hits_addend"] = cost;
+        }
+        for (key, value) in own {
+            match (envoy.get_mut(&key), value) {
+                (Some(Value::Array(list)), Value::Array(more)) => list.extend(more),
+                (_, value) => drop(envoy.insert(key, value)),
+            }
+        }
+        envoy
+    }
+
     /// All ways of a recipe.
-    fn parse(section: &str) -> Vec<Self> {
+    fn parse(section: &str, earlier: &[Self]) -> Vec<Self> {
         let (heading, text) = section.split_once('\n').expect("a heading is a line");
         let (number, heading) = heading.split_once(". ").expect("recipes are numbered");
         let (mut envoy, mut ways) = (None, Vec::new());
@@ -58,8 +81,7 @@ impl Recipe {
         for part in text.split("```yaml\n").skip(1) {
             let (block, after) = part.split_once("```").expect("a block ends");
             if !block.starts_with("domain: ") {
-                let keys = serde_saphyr::from_str(block).unwrap_or_else(|error| panic!("{heading}: {error}"));
-                envoy = Some(keys);
+                envoy = Some(Self::parse_envoy(block, heading, earlier));
                 continue;
             }
             let (mut files, mut commands) = (Vec::new(), Vec::new());
@@ -189,7 +211,10 @@ fn without_filter_that_asks(bootstrap: &str) -> String {
 /// All recipes of the page in all their ways, in its order.
 pub(super) fn recipes() -> Vec<Recipe> {
     let page = read(&repository("docs/cookbook.md"));
-    page.split("\n## ").skip(1).flat_map(Recipe::parse).collect()
+    page.split("\n## ").skip(1).fold(Vec::new(), |mut recipes, section| {
+        recipes.extend(Recipe::parse(section, &recipes));
+        recipes
+    })
 }
 
 /// Commands of indented lines that begin with `$ `, continued ones joined, each with the lines below it.

@@ -1,4 +1,4 @@
-//! Second ways of recipes, and what the first ones leave to other routes.
+//! More of what recipes do, with their traps, and what they leave to other routes.
 
 use std::fs;
 use std::io::Write as _;
@@ -10,18 +10,13 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::page::Recipe;
-use super::{NEW_YEAR, Served, assert_limit, assert_unlimited, simulate, top};
+use super::{NEW_YEAR, Served, assert_limit, assert_unlimited, run_at, serve, simulate, top};
 use crate::serve::envoy::concurrency::{OpenUpstream, open};
 use kit::http::{self, Request};
 use kit::redis::certificates::Certificates;
 use kit::test_service::TestRequest;
 use kit::tollkeeper::{inherited_env, program_path};
 use kit::{read, repository, wait_for};
-
-/// Serves a way of the recipe of that number.
-fn serve_way(number: usize, way: usize) -> Served {
-    Served::start(&Recipe::find_way(number, way))
-}
 
 /// A POST without a body.
 fn post(served: &Served, path: &str) -> Request {
@@ -41,47 +36,30 @@ fn trap_of_a_plan_that_a_user_invents() {
 }
 
 #[test]
-fn orders_of_a_route_have_a_limit_whatever_the_query() {
-    let served = serve_way(2, 2);
-    for path in ["/orders", "/orders?page=1", "//orders", "/a/../orders?page=2", "/orders?a=b&c"] {
-        assert_unlimited(1, &post(&served, path));
-    }
-    assert_limit(0, &post(&served, "/orders?page=3"));
-    assert_unlimited(6, &served.envoy.get("/orders"));
-    assert_unlimited(6, &post(&served, "/orders/7"));
-    assert_unlimited(6, &post(&served, "/orders/"));
-    assert_unlimited(1, &post(&served, "/orders").from(2));
-}
-
-#[test]
 fn trap_of_a_path_that_is_not_normalized() {
-    for way in [1, 2] {
-        let mut recipe = Recipe::find_way(2, way);
-        assert_limit(5, &post(&Served::start(&recipe), "//orders"));
-        for key in ["normalize_path", "merge_slashes"] {
-            assert!(recipe.envoy.remove(key).is_some(), "{key}");
-        }
-        let served = Served::start(&recipe);
-        for path in ["//orders", "/a/../orders"] {
-            assert_unlimited(6, &post(&served, path));
-        }
+    let mut recipe = Recipe::find(2);
+    assert_limit(5, &post(&Served::start(&recipe), "//orders"));
+    for key in ["normalize_path", "merge_slashes"] {
+        assert!(recipe.envoy.remove(key).is_some(), "{key}");
+    }
+    let served = Served::start(&recipe);
+    for path in ["//orders", "/a/../orders"] {
+        assert_unlimited(6, &post(&served, path));
     }
 }
 
-/// Only the route of the recipe is limited, in both ways.
+/// Only the route of the recipe is limited.
 #[test]
 fn only_logins_are_limited() {
-    for way in [1, 2] {
-        let served = serve_way(4, way);
-        assert_limit(5, &post(&served, "/login?next=/").header("x-account", "ann"));
-        assert_unlimited(1, &served.envoy.get("/login").header("x-account", "ann"));
-        assert_unlimited(1, &post(&served, "/logout").header("x-account", "ann"));
-    }
+    let served = serve(4);
+    assert_limit(5, &post(&served, "/login?next=/").header("x-account", "ann"));
+    assert_unlimited(1, &served.envoy.get("/login").header("x-account", "ann"));
+    assert_unlimited(1, &post(&served, "/logout").header("x-account", "ann"));
 }
 
 #[test]
 fn accounts_and_addresses_have_limits_of_their_own() {
-    let served = serve_way(4, 2);
+    let served = serve(4);
     let login = |account: &str, last| post(&served, "/login").header("x-account", account).from(last);
     // Ten addresses, with five tries each.
     for address in 1..=10 {
@@ -101,7 +79,7 @@ fn accounts_and_addresses_have_limits_of_their_own() {
 
 #[test]
 fn trap_of_an_account_whose_tries_someone_uses_up() {
-    let served = serve_way(4, 2);
+    let served = serve(4);
     let login = |account: &str, last| post(&served, "/login").header("x-account", account).from(last);
     for _ in 0..60 {
         login("ann", 1).send();
@@ -112,7 +90,7 @@ fn trap_of_an_account_whose_tries_someone_uses_up() {
     // The cure: what the ban rejects is charged to nothing else.
     let cure = "STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT";
     assert!(read(&repository("docs/cookbook.md")).contains(&format!("`{cure}=true`")));
-    let served = Served::start_with(&Recipe::find_way(4, 2), |setup| setup.env(cure, "true"));
+    let served = Served::start_with(&Recipe::find(4), |setup| setup.env(cure, "true"));
     let login = |account: &str, last| post(&served, "/login").header("x-account", account).from(last);
     for _ in 0..60 {
         login("ann", 1).send();
@@ -134,7 +112,7 @@ const TOKENS: [(u32, &str); 2] = [
 
 #[test]
 fn number_in_a_token_is_a_value() {
-    let served = serve_way(19, 1);
+    let served = serve(19);
     for (tenant, token) in TOKENS {
         let request = served.envoy.get("/").header("authorization", format!("Bearer {token}"));
         assert_limit(5, &request.header("x-tenant", "99"));
@@ -146,7 +124,7 @@ fn number_in_a_token_is_a_value() {
 
 #[test]
 fn methods_of_grpc_have_costs() {
-    let served = serve_way(20, 1);
+    let served = serve(20);
     let call = |method: &str, user: &str| served.envoy.get(&format!("/shop.Orders/{method}")).header("x-user", user);
     assert_unlimited(9, &call("Export", "ann"));
     assert_limit(10, &call("List", "ann"));
@@ -174,7 +152,7 @@ fn requests_above_a_limit_go_to_a_slower_backend() {
 
 #[test]
 fn wrong_passwords_count_until_a_right_one() {
-    let served = serve_way(22, 1);
+    let served = serve(22);
     let mut calls = 0;
     // A peek, and one report after the answer: the other descriptor ends at no rule.
     let mut login = |account: &str, password: &str| {
@@ -198,7 +176,7 @@ fn wrong_passwords_count_until_a_right_one() {
 
 #[test]
 fn uploads_are_charged_by_their_bytes() {
-    let served = serve_way(23, 1);
+    let served = serve(23);
     let upload =
         |user: &str| http::post(served.envoy.port(), "/", vec![b'x'; 4000]).header("x-user", user).send().status;
     let mut statuses = Vec::new();
@@ -271,16 +249,16 @@ fn rejection_speaks_the_language_of_an_api() {
 }
 
 /// Sends a POST with that many bytes and waits until its report has arrived: `calls` of all requests, rejected ones too.
-fn move_bytes(served: &Served, customer: &str, bytes: usize, calls: u64) -> u16 {
-    let request = http::post(served.envoy.port(), "/", vec![b'x'; bytes]).header("x-customer", customer);
+fn move_bytes(served: &Served, user: &str, bytes: usize, calls: u64) -> u16 {
+    let request = http::post(served.envoy.port(), "/", vec![b'x'; bytes]).header("x-user", user);
     let status = request.send().status;
     wait_for("the report", || (served.envoy.stat("cluster.tollkeeper.upstream_rq_completed") >= calls).then_some(()));
     status
 }
 
-/// What is left of the customer's quota, by tollkeeper's own answer to a peek.
-fn left(served: &Served, customer: &str) -> u64 {
-    let entry = json!({ "key": "customer", "value": customer });
+/// What is left of the user's quota, by tollkeeper's own answer to a peek.
+fn left(served: &Served, user: &str) -> u64 {
+    let entry = json!({ "key": "user", "value": user });
     let peek = json!({ "domain": "traffic", "descriptors": [{ "entries": [entry], "hitsAddend": 0 }] });
     let response = served.tollkeeper.post_json(&peek.to_string());
     let answer: serde_json::Value = serde_json::from_slice(&response.body).unwrap();
@@ -293,12 +271,12 @@ fn bytes_in_both_directions_are_a_quota() {
     recipe.replace_in_rules("requests_per_unit: 10485760", "requests_per_unit: 10");
     let served = Served::start(&recipe);
     // 5000 bytes and the headers of both directions are 5 or 6 KiB.
-    let statuses = [2, 4, 6].map(|calls| move_bytes(&served, "acme", 5000, calls));
+    let statuses = [2, 4, 6].map(|calls| move_bytes(&served, "ann", 5000, calls));
     assert_eq!(statuses, [200, 200, 429]);
-    assert_eq!(move_bytes(&served, "globex", 5000, 8), 200);
+    assert_eq!(move_bytes(&served, "bob", 5000, 8), 200);
     // A small request costs 1.
-    assert_eq!(move_bytes(&served, "initech", 1, 10), 200);
-    assert_eq!(left(&served, "initech"), 9);
+    assert_eq!(move_bytes(&served, "eve", 1, 10), 200);
+    assert_eq!(left(&served, "eve"), 9);
 }
 
 #[test]
@@ -309,14 +287,14 @@ fn upload_that_breaks_off_is_charged_by_what_came() {
         let upstream = OpenUpstream::start();
         let served = Served::start_recipe_before(&recipe, &upstream);
         let mut upload = TcpStream::connect(("127.0.0.1", served.envoy.port())).unwrap();
-        let head = "POST / HTTP/1.1\r\nhost: a\r\nx-customer: acme\r\ncontent-length: 10000000\r\n\r\n";
+        let head = "POST / HTTP/1.1\r\nhost: a\r\nx-user: ann\r\ncontent-length: 10000000\r\n\r\n";
         upload.write_all(format!("{head}{}", "x".repeat(5000)).as_bytes()).unwrap();
         // No answer comes before the end of the body.
         let sent = || served.envoy.stat("cluster.upstream.upstream_cx_tx_bytes_total");
         wait_for("the bytes to arrive", || (sent() >= 5000).then_some(()));
         drop(upload);
         wait_for("the report", || (served.envoy.stat("cluster.tollkeeper.upstream_rq_completed") >= 2).then_some(()));
-        left(&served, "acme")
+        left(&served, "ann")
     };
     assert_eq!(left_after("(request.total_size + response.total_size + 1023) / 1024"), 10_485_760 - 6);
     assert_eq!(left_after("request.size"), 10_485_760 - 10_000_000);
@@ -332,10 +310,10 @@ fn trap_of_a_report_that_envoy_drops() {
         let served = Served::start(&recipe);
         // The second of them sends a report in any case.
         for cost in [cost, "1"] {
-            let request = served.envoy.get("/").header("x-customer", "acme");
+            let request = served.envoy.get("/").header("x-user", "ann");
             assert_eq!(request.header("x-cost", cost).send().status, 200);
         }
-        wait_for("the second report", || Some(4_000_000_000 - left(&served, "acme")).filter(|used| used % 10 == 1))
+        wait_for("the second report", || Some(4_000_000_000 - left(&served, "ann")).filter(|used| used % 10 == 1))
     };
     assert_eq!(used_by("1000000000"), 1_000_000_001);
     assert_eq!(used_by("1000000001"), 1);
@@ -346,7 +324,7 @@ const TOKEN_WITHOUT_TENANT: &str = "eyJhbGciOiJIUzI1NiIsImtpZCI6ImsxIn0.eyJpc3Mi
 
 #[test]
 fn tenant_sees_its_own_usage_and_no_other() {
-    let served = serve_way(30, 1);
+    let served = serve(30);
     let [own, other] = TOKENS.map(|(_, token)| token);
     let get = |path: &str, token: &str| served.envoy.get(path).header("authorization", format!("Bearer {token}"));
     let usage = |path: &str, token: &str, forged: &str| {
@@ -380,14 +358,7 @@ fn tenant_sees_its_own_usage_and_no_other() {
 fn key_is_blocked_and_unblocked_by_commands() {
     let recipe = Recipe::find(7);
     let token = "correct horse battery staple";
-    let run = |served: &Served, name: &str| {
-        let command = recipe.commands.iter().find(|command| command.text.starts_with(&format!("tollkeeper {name} ")));
-        let text = &command.unwrap_or_else(|| panic!("the page has no {name}")).text;
-        let mut program = Command::new(program_path());
-        program.args(text.split(' ').skip(1)).arg("--addr");
-        program.arg(format!("127.0.0.1:{}", served.tollkeeper.debug_port()));
-        program.env_clear().envs(inherited_env()).env("TOLLKEEPER_ADMIN_TOKEN", token).output().unwrap()
-    };
+    let run = |served: &Served, name: &str| run_at(served, &recipe, name, token);
     let served = Served::start_with(&recipe, |setup| setup.env("TOLLKEEPER_ADMIN_TOKEN", token));
     let request = served.envoy.get("/").header("x-api-key", "k-667");
     assert_unlimited(1, &request);
@@ -400,69 +371,6 @@ fn key_is_blocked_and_unblocked_by_commands() {
     let served = Served::start(&recipe);
     assert_eq!(run(&served, "block").status.code(), Some(1));
     assert_unlimited(1, &served.envoy.get("/").header("x-api-key", "k-667"));
-}
-
-/// The header that the upstream saw, at the last of `count` requests.
-fn exceeded(request: &Request, count: usize) -> Option<String> {
-    assert_unlimited(count - 1, request);
-    let response = request.send();
-    assert_eq!(response.status, 200, "{response:?}");
-    response.header("seen-exceeded")
-}
-
-#[test]
-fn upstream_is_warned_of_a_quota() {
-    let shown = "TOLLKEEPER_EXCEEDED_LIMITS_HEADER=x-ratelimit-exceeded";
-    let page = read(&repository("docs/cookbook.md"));
-    assert!(page.contains(shown) && page.contains("`x-ratelimit-exceeded: warning;shadow`"));
-    let (name, value) = shown.split_once('=').unwrap();
-    let start = |recipe: &Recipe| Served::start_with(recipe, |setup| setup.env(name, value));
-    let warning = Some("warning;shadow".to_owned());
-
-    let mut recipe = Recipe::find_way(8, 2);
-    let served = start(&recipe);
-    let request = served.envoy.get("/reports").header("x-customer", "acme").header("x-ratelimit-exceeded", "forged");
-    assert_eq!(exceeded(&request, 40), None);
-    assert_eq!(exceeded(&request, 1), warning);
-    assert_eq!(exceeded(&request, 9), warning);
-    assert_limit(0, &request);
-
-    // The traps: what a client sends stays, unless it is removed; a candidate is not named.
-    assert!(recipe.envoy.remove("early_header_mutation_extensions").is_some());
-    let served = start(&recipe);
-    let request = served.envoy.get("/reports").header("x-customer", "acme").header("x-ratelimit-exceeded", "forged");
-    assert_eq!(exceeded(&request, 1).as_deref(), Some("forged"));
-    let served = start(&Recipe::find(8));
-    assert_eq!(exceeded(&served.envoy.get("/reports").header("x-customer", "acme"), 50), None);
-}
-
-#[test]
-fn methods_and_versions_share_a_limit() {
-    let served = serve_way(11, 2);
-    let request =
-        |client: &str, method: &str, path: &str| served.envoy.get(path).method(method).header("x-client", client);
-    for number in 0..5 {
-        assert_unlimited(1, &request("ann", "GET", &format!("/v{number}/reports")));
-        assert_unlimited(1, &request("ann", "HEAD", &format!("//v{number}/reports?page={number}")));
-    }
-    assert_limit(0, &request("ann", "GET", "/v7/reports"));
-    assert_limit(0, &request("ann", "HEAD", "/v8/reports"));
-    assert_unlimited(11, &request("ann", "PUT", "/v1/reports").header("content-length", "0"));
-    assert_unlimited(1, &request("bob", "GET", "/v1/reports"));
-
-    let mut recipe = Recipe::find_way(11, 2);
-    recipe.replace_in_rules("share_threshold: true                       # one counter for both methods", "");
-    let served = Served::start(&recipe);
-    for method in ["GET", "HEAD"] {
-        assert_limit(10, &served.envoy.get("/v1/reports").method(method).header("x-client", "ann"));
-    }
-}
-
-#[test]
-fn lower_limit_counts_beside_the_current_one() {
-    let served = serve_way(16, 2);
-    assert_limit(20, &served.envoy.get("/").header("x-user", "ann"));
-    assert_eq!(top(&served, "?rule=rollout.user.lower"), [("rollout.user.lower user=ann".to_owned(), 16)]);
 }
 
 /// Calls to tollkeeper after requests to a route without limits, which end before this returns.

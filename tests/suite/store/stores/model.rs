@@ -1,8 +1,8 @@
 //! Reference model of decisions: which limits reject a request, what it charges, and when it passes again.
 //!
-//! A counter is the list of its hits with their times. The model repeats the rules of `docs/algorithms.md`, section
-//! "What a request charges", as literally as possible, without the types of the program. Random rules and requests are
-//! decided by both.
+//! A counter is the list of its hits with their times. The model repeats the rules of `docs/algorithms.md`, from
+//! "Several limits on one descriptor" on, as literally as possible, without the types of the program. Random rules and
+//! requests are decided by both.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt::Write as _;
