@@ -23,7 +23,7 @@ use crate::base::sharded::upper_half;
 use crate::decide::log::value_form::ValueForm;
 use crate::limit::charge::ChargeResult;
 use crate::limit::counter_path::CounterPath;
-use crate::limit::overflow::ChainPosition;
+use crate::limit::overflow::{ChainPosition, split_into_overflow_chains};
 use crate::limit::request::{Descriptor, Entry, Hits};
 use crate::limit::slot::SlotChange;
 use crate::limit::{Limit, StoreFailurePolicy};
@@ -313,30 +313,37 @@ pub(super) const fn hits_in_keys(hits: Hits) -> Option<u64> {
     }
 }
 
-/// Hits of a charge that the limit at `at` decides: of an overflow those that it takes, `None` if it takes none; all if
-/// they are rejected.
+/// Hits of a request that the limit at `at` decides: in a chain those that it takes or gives back, `None` if there are
+/// none; all if they are rejected.
 fn hits_decided_by_limit(
     selection: &Selection<'_>,
     outcome: &DescriptorOutcome,
     at: usize,
     hits: Hits,
 ) -> Option<Hits> {
-    let (Hits::Charge(all), Some(result)) = (hits, outcome.limit_result(at)) else { return Some(hits) };
-    let place = selection.limits[at].limit.chain_position();
-    if place == ChainPosition::NotInChain || !result.admitted {
+    let Some(result) = outcome.limit_result(at) else { return Some(hits) };
+    if selection.limits[at].limit.chain_position() == ChainPosition::NotInChain || !result.admitted {
         return Some(hits);
     }
-    let taken = |at: usize| outcome.limit_result(at).map_or(0, |result| result.after - result.before.min(result.after));
-    let taken_hits = match place.takes_overflow() {
-        true => taken(at),
-        // Also of hits that were not charged, because another descriptor was rejected.
-        false => {
-            let after =
-                selection.limits[at + 1..].iter().take_while(|next| next.limit.chain_position().takes_overflow());
-            all.saturating_sub((at + 1..=at + after.count()).map(taken).sum())
-        }
+    let (all, of_count): (u64, fn(u64) -> Hits) = match hits {
+        Hits::Charge(all) => (all, Hits::Charge),
+        Hits::Refund(all) => (all, Hits::Refund),
+        Hits::Peek => return Some(hits),
     };
-    (taken_hits > 0).then_some(Hits::Charge(taken_hits))
+    let mut chains = split_into_overflow_chains(selection.limits.iter().map(|one| one.limit.chain_position()));
+    let chain = chains.find(|chain| chain.contains(&at))?;
+    let results = || chain.clone().filter_map(|at| Some((at, outcome.limit_result(at)?)));
+    let is_charged = results().any(|(_, result)| result.after != result.before);
+    // Hits that were not charged, because another descriptor was rejected, count where there is room for them.
+    let mut rest = all;
+    let mut part = |result: &ChargeResult| {
+        let hits = if is_charged { result.after.abs_diff(result.before) } else { result.remaining };
+        let part = hits.min(rest);
+        rest -= part;
+        part
+    };
+    let decided = results().map(|(index, result)| (index, part(result))).find(|(index, _)| *index == at)?.1;
+    (decided > 0).then(|| of_count(decided))
 }
 
 /// Returns true if a hard limit of the descriptor, other than that at `at`, rejects the hits.

@@ -18,7 +18,7 @@ use smallvec::SmallVec;
 use super::prepared_request::PreparedRequest;
 use crate::base::clock::Time;
 use crate::limit::algorithm::{Algorithm, CapacityRuleKey, DelayPolicy, RejectedHitsPolicy};
-use crate::limit::charge::{Charge, ChargeRequest, Counter};
+use crate::limit::charge::{Charge, ChargeRequest, Counter, MAX_COUNT};
 use crate::limit::counter_path::CounterPath;
 use crate::limit::overflow::ChainPosition;
 use crate::limit::period::{Period, Unit};
@@ -366,13 +366,15 @@ impl<'r> Selection<'r> {
 
     /// Drops the limits that take the overflow of one that was replaced.
     fn remove_limits_of_broken_chains(&mut self) {
-        let mut before = ChainPosition::NotInChain;
+        // The limits of a chain follow one another in their rule.
+        let mut last_of_chain = None;
         self.limits.retain(|selected| {
-            let place = selected.limit.chain_position();
-            let has_source =
-                before != ChainPosition::NotInChain && before.preceding_limits() + 1 == place.preceding_limits();
-            let stays = !place.takes_overflow() || has_source;
-            before = if stays { place } else { before };
+            let position = selected.limit.chain_position();
+            let has_source = last_of_chain.is_some_and(|index| index + 1 == selected.index);
+            let stays = !position.takes_overflow() || has_source;
+            if stays {
+                last_of_chain = (position != ChainPosition::NotInChain).then_some(selected.index);
+            }
             stays
         });
     }
@@ -496,8 +498,11 @@ impl<'r> Selection<'r> {
             Hits::Peek => compiled.peek_warning.record_peek(),
             Hits::Charge(_) => {
                 let lost = self.limits.iter().zip(&outcome.results);
-                let mut lost =
-                    lost.filter(|(selected, result)| !result.admitted && !selected.limit.counts_rejected_hits());
+                // The limits of a chain cannot count rejected hits.
+                let can_count = |limit: &Limit| limit.chain_position() == ChainPosition::NotInChain;
+                let mut lost = lost.filter(|(selected, result)| {
+                    !result.admitted && !selected.limit.counts_rejected_hits() && can_count(&selected.limit)
+                });
                 if lost.next().is_some() && compiled.peek_warning.should_warn_once() {
                     tracing::warn!(
                         rule = %compiled.rule.path,
@@ -545,7 +550,8 @@ fn clamp_hits(hits: Hits, limits: &[SelectedLimit<'_>]) -> Hits {
     let all_are_windows = limits.iter().all(|selected| selected.limit.algorithm() == Algorithm::FixedWindow);
     let any_is_above_32_bits = limits.iter().any(|selected| selected.limit.requests_per_unit() > u64::from(u32::MAX));
     match hits {
-        _ if all_are_windows && any_is_above_32_bits => hits,
+        Hits::Charge(count) if all_are_windows && any_is_above_32_bits => Hits::Charge(count.min(MAX_COUNT)),
+        Hits::Refund(count) if all_are_windows && any_is_above_32_bits => Hits::Refund(count.min(MAX_COUNT)),
         Hits::Refund(_) => Hits::Refund(MAX_HITS),
         Hits::Charge(_) | Hits::Peek => Hits::Charge(MAX_HITS),
     }

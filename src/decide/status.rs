@@ -109,8 +109,12 @@ impl<'r> DescriptorStatus<'r> {
 /// Microseconds until the full limit is available again or, after a rejection, until the same request can be admitted.
 pub(super) fn until_reset_us(limit: &Limit, result: &ChargeResult) -> u64 {
     match result.retry_after_us {
+        // The end of one window of a chain may not be enough.
         Some(retry_after_us)
-            if !result.admitted && (limit.algorithm() != Algorithm::FixedWindow || result.ban_left_us > 0) =>
+            if !result.admitted
+                && (limit.algorithm() != Algorithm::FixedWindow
+                    || result.ban_left_us > 0
+                    || limit.chain_position() != ChainPosition::NotInChain) =>
         {
             retry_after_us
         }
@@ -143,8 +147,8 @@ fn index_of_shown_limit(limits: &[SelectedLimit<'_>], results: &[ChargeResult]) 
     })
 }
 
-/// Of the limits of an overflow, true of one: that which takes the next hit or, after a rejection, that which is reset
-/// first.
+/// Of the limits of a chain, true of one: that which takes the next hit or, after a rejection, that which is reset first,
+/// or last if the request can never pass.
 #[inline]
 fn represents_its_chain(limits: &[SelectedLimit<'_>], results: &[ChargeResult], index: usize) -> bool {
     if limits[index].limit.chain_position() == ChainPosition::NotInChain {
@@ -155,7 +159,14 @@ fn represents_its_chain(limits: &[SelectedLimit<'_>], results: &[ChargeResult], 
     let last = chain.end - 1;
     let shown = match results[index].admitted {
         true => chain.find(|at| results[*at].remaining > 0).unwrap_or(last),
-        false => chain.min_by_key(|at| results[*at].reset_us).unwrap_or(last),
+        false if results[index].retry_after_us.is_none() => {
+            chain.max_by_key(|at| results[*at].reset_us).unwrap_or(last)
+        }
+        // A limit of 0 is never reset.
+        false => {
+            let end = |at: &usize| (limits[*at].limit.requests_per_unit() == 0, results[*at].reset_us);
+            chain.min_by_key(end).unwrap_or(last)
+        }
     };
     shown == index
 }

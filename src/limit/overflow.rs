@@ -12,22 +12,14 @@ pub enum ChainPosition {
     NotInChain,
     /// First: hits that it has no room for go to the next limit of the list.
     First,
-    /// It takes the hits that this number of limits before it, at least 1, have no room for.
-    After(u8),
+    /// It takes the hits that the limits before it have no room for.
+    After,
 }
 
 impl ChainPosition {
     /// Returns `true` if the limit takes only what the limits before it have no room for.
     pub const fn takes_overflow(self) -> bool {
-        matches!(self, Self::After(_))
-    }
-
-    /// Number of limits before it in the chain; 0 apart from one.
-    pub const fn preceding_limits(self) -> u8 {
-        match self {
-            Self::NotInChain | Self::First => 0,
-            Self::After(count) => count,
-        }
+        matches!(self, Self::After)
     }
 }
 

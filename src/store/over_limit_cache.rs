@@ -169,8 +169,8 @@ impl OverLimitCache {
             if limit.ban().is_some() && !result.admitted {
                 return result.ban_left_us > 0 && !limit.counts_rejected_hits();
             }
-            // More hits may need another share of each limit.
-            if limit.chain_position() != ChainPosition::NotInChain {
+            // Only of one hit the wait of a chain is exact.
+            if limit.chain_position() != ChainPosition::NotInChain && hits > 1 {
                 return false;
             }
             // Any release may end the rejection of a concurrent limit, or of one with reservations.
@@ -285,6 +285,9 @@ impl CachedLimitResult {
         let Hits::Charge(hits) = request.hits else { return None };
         if result.admitted {
             return (hits <= result.remaining).then_some(*result);
+        }
+        if limit.chain_position() != ChainPosition::NotInChain {
+            return None;
         }
         if result.ban_left_us > 0 {
             // The wait of more hits may be that of the counter.

@@ -116,7 +116,9 @@ fn charge_with_overflow(
 /// One of its limits may have room for all hits first. If none ever has, all are empty when the last of them is.
 fn chain_retry_after_us(limits: &[JointLimit<'_>], results: &[ChargeResult], request: ChargeRequest) -> Option<u64> {
     let of_one_us = results.iter().filter_map(|result| result.retry_after_us).min();
-    let capacity = limits.iter().fold(0_u64, |sum, one| sum.saturating_add(one.limit.capacity()));
+    // A limit of 0 admits nothing, whatever the size of its bucket.
+    let admitting = limits.iter().filter(|one| one.limit.requests_per_unit() > 0);
+    let capacity = admitting.fold(0_u64, |sum, one| sum.saturating_add(one.limit.capacity()));
     let until_empty_us = || results.iter().map(|result| result.reset_us).max();
     of_one_us.or_else(|| (request.required_hits() <= capacity).then(until_empty_us).flatten())
 }

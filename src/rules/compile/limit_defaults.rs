@@ -67,7 +67,7 @@ pub(super) fn has_same_counter(one: &Limit, other: &Limit) -> bool {
     if one.is_concurrent() && other.is_concurrent() {
         return true;
     }
-    one.chain_position().preceding_limits() == other.chain_position().preceding_limits()
+    one.chain_position().takes_overflow() == other.chain_position().takes_overflow()
         && one.algorithm() == other.algorithm()
         && one.period_us() == other.period_us()
         && one.follows_calendar_months() == other.follows_calendar_months()

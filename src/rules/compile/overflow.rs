@@ -35,7 +35,7 @@ pub(super) fn resolve_chain_positions(
         if places[index] == ChainPosition::NotInChain {
             places[index] = ChainPosition::First;
         }
-        places[index + 1] = ChainPosition::After(places[index].preceding_limits() + 1);
+        places[index + 1] = ChainPosition::After;
     }
     places
 }

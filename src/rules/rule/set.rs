@@ -30,7 +30,6 @@ use super::{
 };
 use crate::base::random::random_u64_pair;
 use crate::limit::active::ActiveTimes;
-use crate::limit::overflow::ChainPosition;
 use crate::limit::period::Unit;
 use crate::limit::request::Entry;
 use crate::limit::{Limit, StoreFailurePolicy};
@@ -519,8 +518,8 @@ pub fn hash_limit_identity(limit: &Limit, epoch: u64) -> u128 {
     if let Some(window) = limit.calendar_windows() {
         hasher.write(window.identity().as_bytes());
     }
-    if let ChainPosition::After(count) = limit.chain_position() {
-        hasher.write_u8(count);
+    if limit.chain_position().takes_overflow() {
+        hasher.write_u8(1);
     }
     hasher.finish128().as_u128()
 }

@@ -8,7 +8,7 @@
 //!   value cannot choose its slot. The pattern of a shared value follows `\*`.
 //! - A path or a candidate's name over 200 bytes is truncated and ends in `\#` and its BLAKE3-128.
 //! - `\ { }` in the prefix are escaped too: the first brace of a key is the one before its path.
-//! - `overflow<n>_` before the algorithm: the limit takes the overflow of the n limits before it.
+//! - `overflow_` before the algorithm: the limit takes the overflow of another.
 //! - The name of a candidate limit is escaped as a path is, and `:` too.
 //! - `<key of a counter>:ban` is the ban beside it, `<key of a counter>:reservations` its open reservations.
 //! - `<prefix>tk1:{<path>}:leases` is the record of leases of a descriptor, `...}:candidate=<name>:leases` that of a
@@ -36,7 +36,6 @@ use crate::limit::local_budget::log_extension_us;
 use super::global_answers::GlobalAnswers;
 use super::script::script_for_limits;
 use crate::base::clock::Time;
-use crate::limit::overflow::ChainPosition;
 use crate::limit::{Consistency, Limit};
 use crate::settings::counters::KeyFormat;
 use crate::settings::redis::RedisSettings;
@@ -259,8 +258,8 @@ pub fn leases_key(counter_key: &[u8]) -> Bytes {
     [path, &rest[..candidate_end], LEASES_SUFFIX].concat().into()
 }
 
-/// Precedes, with the number of limits before it and `_`, the algorithm in the key of a limit that takes their overflow.
-const OVERFLOW_MARK: &[u8] = b":overflow";
+/// Precedes the algorithm in the key of a limit that takes the overflow of another.
+const OVERFLOW_MARK: &[u8] = b":overflow_";
 
 /// Precedes the algorithm in the key of a counter that a region counts.
 const REGION_MARK: &[u8] = b":part_";
@@ -428,17 +427,11 @@ fn unescape(mut text: &[u8]) -> Option<Vec<u8>> {
 /// Appends algorithm, period and epoch, which distinguish the counters of a path. Equal lengths of periods are equal.
 fn push_algorithm_period_epoch(key: &mut Vec<u8>, counter: &Counter<'_>) {
     let limit = counter.limit;
-    match limit.chain_position() {
-        ChainPosition::After(count) => {
-            key.extend_from_slice(OVERFLOW_MARK);
-            key.extend_from_slice(itoa::Buffer::new().format(count).as_bytes());
-            key.push(b'_');
-        }
-        ChainPosition::NotInChain | ChainPosition::First if limit.is_counted_in_region() => {
-            key.extend_from_slice(REGION_MARK);
-        }
-        ChainPosition::NotInChain | ChainPosition::First => key.push(b':'),
-    }
+    key.extend_from_slice(match limit.chain_position().takes_overflow() {
+        true => OVERFLOW_MARK,
+        false if limit.is_counted_in_region() => REGION_MARK,
+        false => b":",
+    });
     key.extend_from_slice(limit.algorithm().name().as_bytes());
     if limit.is_concurrent() {
         return push_epoch(key, counter.epoch);

@@ -18,6 +18,8 @@ use super::traffic_input::{
 };
 use crate::base::text::{escape_unprintable, to_pretty_json};
 use crate::base::text_table::{NumberAlignment, format_table};
+use crate::limit::Limit;
+use crate::limit::overflow::ChainPosition;
 use crate::rules::rule::set::RuleSet;
 use crate::tools::recommend::demand::{CollectorOptions, DemandCollector, LimitDemand};
 use crate::tools::recommend::recommendation::{RejectedKeysGoal, recommend_limits};
@@ -180,14 +182,16 @@ const MAX_NAMED_PLANS: usize = 10;
 fn check_limit_path(path: &str, rule_sets: &[Arc<RuleSet>]) -> Result<(), CommandFailure> {
     let paths = || rule_sets.iter().flat_map(|rules| list_limit_paths(rules));
     let rules = || rule_sets.iter().flat_map(|rules| rules.rules());
-    let is_concurrent = rules().any(|compiled| {
-        let mut limits = compiled.limits.iter().enumerate();
-        limits.any(|(index, compiled_limit)| {
-            compiled_limit.limit.is_concurrent() && compiled.rule.limit_path(index) == path
+    let is_a_limit_that = |is_so: fn(&Limit) -> bool| {
+        rules().any(|compiled| {
+            let mut limits = compiled.limits.iter().enumerate();
+            limits.any(|(index, one)| is_so(&one.limit) && compiled.rule.limit_path(index) == path)
         })
-    });
+    };
+    let is_concurrent = is_a_limit_that(Limit::is_concurrent);
+    let overflows = is_a_limit_that(|limit| limit.chain_position() != ChainPosition::NotInChain);
     let is_known = paths().any(|known| known == path);
-    if is_known && !is_concurrent {
+    if is_known && !is_concurrent && !overflows {
         return Ok(());
     }
     let of_rule = rules().find(|compiled| compiled.rule.path == path);
@@ -195,6 +199,11 @@ fn check_limit_path(path: &str, rule_sets: &[Arc<RuleSet>]) -> Result<(), Comman
         format!(
             "--rule {path}: the limit is concurrent, and recommend finds numbers of requests per period (simulate \
              replays a concurrent limit with another number)"
+        )
+    } else if overflows {
+        format!(
+            "--rule {path}: the limit overflows into another, or takes the overflow of one, and recommend replays one \
+             limit alone (simulate replays all of them)"
         )
     } else if of_rule.is_some_and(|compiled| compiled.rule.plan.is_some()) {
         let plans = paths().filter(|known| known.strip_prefix(path).is_some_and(|rest| rest.starts_with('.')));

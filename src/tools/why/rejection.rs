@@ -239,9 +239,25 @@ impl RejectingLimit<'_, '_> {
         policy.fixed_estimate().map(|hits| u64::from(hits.get()))
     }
 
-    /// Hits that have to fit: one for a peek.
-    fn hits_to_fit(&self) -> u64 {
+    /// Hits of the request that have to fit: one for a peek.
+    fn hits_of_request(&self) -> u64 {
         self.estimate().unwrap_or_else(|| self.descriptor.hits.unsigned_abs().max(1))
+    }
+
+    /// Hits that have to fit into this limit, if the others of its overflow take what they have room for; at least one.
+    fn hits_to_fit(&self) -> u64 {
+        self.hits_of_request().saturating_sub(self.room_of_overflow()).max(1)
+    }
+
+    /// Hits that the other limits have room for which overflow into this one, or take its overflow.
+    fn room_of_overflow(&self) -> u64 {
+        let limits = &self.descriptor.limits;
+        let Some(at) = limits.iter().position(|limit| std::ptr::eq(limit, self.limit)) else { return 0 };
+        let start = (0..=at).rev().find(|index| !limits[*index].takes_overflow).unwrap_or(at);
+        let following = limits[start + 1..].iter().take_while(|limit| limit.takes_overflow);
+        let chain = limits[start..=start].iter().chain(following);
+        let room = |limit: &LimitRecord<'_>| limit.result.map_or(0, |result| result.remaining);
+        chain.filter(|limit| !std::ptr::eq(*limit, self.limit)).map(room).sum()
     }
 
     /// Hits that the limit admits at once.
@@ -290,7 +306,7 @@ impl RejectingLimit<'_, '_> {
                 let until = format_time(self.charge_time_us().saturating_add(wait_us));
                 return Some(Remedy::Wait { until, wait_us });
             }
-            None if self.limit.requests_per_unit == 0 => NeverPassesReason::LimitIsZero,
+            None if self.limit.requests_per_unit == 0 && self.room_of_overflow() == 0 => NeverPassesReason::LimitIsZero,
             None if self.hits_to_fit() > self.capacity() => NeverPassesReason::MoreHitsThanLimit,
             None => return None,
         };
@@ -301,8 +317,8 @@ impl RejectingLimit<'_, '_> {
         let result = self.limit.result?;
         // A request behind others in a queue may be delayed for longer than it accepts, however few hits it has.
         let is_delayed = self.limit.algorithm == Algorithm::LeakyBucket && result.reset_us > 0;
-        let hits = self.capacity().saturating_sub(result.before);
-        (!is_delayed && self.estimate().is_none() && 0 < hits && hits < self.hits_to_fit())
+        let hits = self.capacity().saturating_sub(result.before) + self.room_of_overflow();
+        (!is_delayed && self.estimate().is_none() && 0 < hits && hits < self.hits_of_request())
             .then_some(Remedy::FewerHits { hits })
     }
 

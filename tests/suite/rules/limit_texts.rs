@@ -165,8 +165,8 @@ fn text_of_a_limit_has_every_key() {
     }
     let overflow = [
         "{unit: day, requests_per_unit: 9, name: plan, overflow_to: credits}",
-        "{unit: day, requests_per_unit: 9, name: credits, overflow_to: \"no\"}",
-        "{unit: day, requests_per_unit: 9, name: \"no\"}",
+        "{unit: week, requests_per_unit: 9, name: credits, overflow_to: \"no\"}",
+        "{unit: year, requests_per_unit: 9, name: \"no\"}",
     ];
     let overflow = rule_file("", &overflow.map(str::to_owned));
     printed.extend(assert_texts_compile_to_equal_limits(&overflow).expect("it is valid"));

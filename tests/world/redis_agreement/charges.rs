@@ -220,7 +220,7 @@ fn random_spec(calls: &mut ScriptCalls, extra: Extra, place: u64) -> LimitSpec {
         chain_position: match (extra, u8::try_from(place).unwrap_or(u8::MAX)) {
             (Extra::Overflow, 0) => ChainPosition::First,
             // The fourth stands beside them.
-            (Extra::Overflow, count @ 1..=2) => ChainPosition::After(count),
+            (Extra::Overflow, 1..=2) => ChainPosition::After,
             _ => ChainPosition::NotInChain,
         },
         ..LimitSpec::new(algorithm, requests, period)

@@ -19,10 +19,7 @@ const OVERFLOWING: [Algorithm; 4] =
 
 /// A limit of `requests` at a place of a chain.
 fn chained(algorithm: Algorithm, requests: u64, period: Period, index: usize) -> Limit {
-    let chain_position = match u8::try_from(index).expect("few limits") {
-        0 => ChainPosition::First,
-        count => ChainPosition::After(count),
-    };
+    let chain_position = if index == 0 { ChainPosition::First } else { ChainPosition::After };
     let spec = LimitSpec { sole: false, chain_position, ..LimitSpec::new(algorithm, requests, period) };
     Limit::new(&spec).expect("it may overflow")
 }
@@ -181,4 +178,17 @@ fn limit_beside_a_chain_keeps_it_uncharged() {
     let rejected = charge(1);
     assert_eq!(rejected.iter().map(|result| result.admitted).collect::<Vec<_>>(), [false, true, true]);
     assert_eq!(rejected.iter().map(|result| result.after).collect::<Vec<_>>(), [1, 1, 0]);
+}
+
+/// A bucket of a limit of 0 holds tokens, and admits none.
+#[test]
+fn request_beyond_all_limits_has_no_wait() {
+    let minute = Period::new(Unit::Minute, 1).expect("short");
+    let spec = LimitSpec { bucket_size: Some(10), ..LimitSpec::new(Algorithm::TokenBucket, 0, minute) };
+    let first = Limit::new(&LimitSpec { sole: false, chain_position: ChainPosition::First, ..spec }).expect("plain");
+    let limits = [first, chained(Algorithm::FixedWindow, 4, minute, 1)];
+    let mut states = limits.each_ref().map(State::empty_for);
+    let request = ChargeRequest::new(Hits::Charge(12), 0);
+    let results = charge_together(&joint(&limits), &mut states, Time::from_secs(1_750_000_000), request);
+    assert_eq!(results.iter().map(|result| result.retry_after_us).collect::<Vec<_>>(), [None, None]);
 }

@@ -585,13 +585,13 @@ fn script_at_server_time_charges_several_limits_like_memory() {
 fn overflowing_history() -> impl Strategy<Value = History> {
     const ALGORITHMS: [Algorithm; 4] =
         [Algorithm::FixedWindow, Algorithm::TokenBucket, Algorithm::SlidingWindowCounter, Algorithm::SlidingWindowLog];
-    let of_chain = |limit: &Limit, count: u8| {
+    let of_chain = |limit: &Limit, is_first: bool| {
         let has_bucket = limit.algorithm() == Algorithm::TokenBucket;
         let spec = LimitSpec {
             bucket_size: u32::try_from(limit.capacity().max(1)).ok().filter(|_| has_bucket),
             calendar_months: limit.follows_calendar_months(),
             sole: false,
-            chain_position: if count == 0 { ChainPosition::First } else { ChainPosition::After(count) },
+            chain_position: if is_first { ChainPosition::First } else { ChainPosition::After },
             ..LimitSpec::new(limit.algorithm(), limit.requests_per_unit(), limit.period())
         };
         Limit::new(&spec).expect("it may overflow")
@@ -599,8 +599,7 @@ fn overflowing_history() -> impl Strategy<Value = History> {
     let first = prop_oneof![3 => Just(0), 1 => Just(1_usize)];
     (history(4, &ALGORITHMS, 3), first, any::<bool>()).prop_map(move |(mut history, first, enforced)| {
         for (place, limits) in history.keys.iter_mut().enumerate().skip(first) {
-            let count = u8::try_from(place - first).expect("few limits");
-            *limits = limits.iter().map(|(limit, _)| (of_chain(limit, count), enforced)).collect();
+            *limits = limits.iter().map(|(limit, _)| (of_chain(limit, place == first), enforced)).collect();
         }
         history
     })
