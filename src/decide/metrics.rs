@@ -124,7 +124,9 @@ impl Decider {
     fn record_limit_outcome(&self, stats: &LimitStats, decided: DecidedDescriptor<'_, '_, '_>, at: usize) {
         let DecidedDescriptor { descriptor, selection, outcome, .. } = decided;
         let (limit, shadow) = (&selection.limits[at], selection.limits[at].shadow);
-        let Some(hits) = hits_decided_by_limit(selection, outcome, at, descriptor.hits) else { return };
+        let is_in_chain = limit.limit.chain_position() != ChainPosition::NotInChain;
+        let decided = is_in_chain.then(|| hits_decided_by_limit(selection, outcome, at, descriptor.hits));
+        let Some(hits) = decided.unwrap_or(Some(descriptor.hits)) else { return };
         let near = near_limit_threshold(&limit.limit, self.behaviour.near_limit_ratio);
         match outcome {
             DescriptorOutcome::WithoutLimits => {}
@@ -313,8 +315,9 @@ pub(super) const fn hits_in_keys(hits: Hits) -> Option<u64> {
     }
 }
 
-/// Hits of a request that the limit at `at` decides: in a chain those that it takes or gives back, `None` if there are
+/// Hits of a request that the limit at `at` of a chain decides: those that it takes or gives back, `None` if there are
 /// none; all if they are rejected.
+#[cold]
 fn hits_decided_by_limit(
     selection: &Selection<'_>,
     outcome: &DescriptorOutcome,
@@ -322,7 +325,7 @@ fn hits_decided_by_limit(
     hits: Hits,
 ) -> Option<Hits> {
     let Some(result) = outcome.limit_result(at) else { return Some(hits) };
-    if selection.limits[at].limit.chain_position() == ChainPosition::NotInChain || !result.admitted {
+    if !result.admitted {
         return Some(hits);
     }
     let (all, of_count): (u64, fn(u64) -> Hits) = match hits {

@@ -133,6 +133,10 @@ fn to_current_limit<'r>(selected: &SelectedLimit<'r>) -> CurrentLimit<'r> {
 /// Index of the limit that the status shows: among exceeded limits the one with the longest wait, quotas last; else the
 /// one with the least share left; the first on a tie. Limits in shadow mode only if there are no others.
 fn index_of_shown_limit(limits: &[SelectedLimit<'_>], results: &[ChargeResult]) -> usize {
+    // Most descriptors have one limit.
+    if limits.len() == 1 {
+        return 0;
+    }
     let any_decides = limits.iter().any(|selected| !selected.shadow);
     let eligible = (0..limits.len())
         .filter(|index| !(any_decides && limits[*index].shadow))

@@ -12,6 +12,10 @@ descriptors:
 - {key: org, quota_mode: true, rate_limit: {unit: hour, requests_per_unit: 100}}
 - {key: ip, rate_limit: {unit: minute, unit_multiplier: 5, requests_per_unit: 3}}
 - {key: free, rate_limit: {unlimited: true}}
+- key: tried
+  rate_limit:
+  - {unit: day, requests_per_unit: 100}
+  - {unit: day, requests_per_unit: 0, name: lower, shadow_mode: true}
 - key: many
   shadow_mode: true
   rate_limit: {unit: day, requests_per_unit: 0}
@@ -61,6 +65,13 @@ fn limits_are_in_shadow_mode_under_the_global_one() {
         assert_eq!(lines(&ask(&server, &[("ip", "1")]), "requestHeadersToAdd"), [""; 0]);
     }
     assert_eq!(lines(&ask(&server, &[("ip", "1")]), "requestHeadersToAdd"), ["x-exceeded: shop.ip;shadow"]);
+}
+
+/// A candidate is tried beside the limits of its rule, and exceeds nothing.
+#[test]
+fn candidates_are_not_named() {
+    let server = exceeded(with_rules(RULES)).start();
+    assert_eq!(lines(&ask(&server, &[("tried", "x")]), "requestHeadersToAdd"), [""; 0]);
 }
 
 #[test]
