@@ -239,6 +239,8 @@ impl<'r> SelectedRequest<'_, 'r, '_> {
     ) -> Result<Decision<'r>, DecideError> {
         let candidates = candidates.map(CandidateCharges::poll_outcomes);
         let mut statuses: SmallVec<[DescriptorStatus<'r>; 2]> = SmallVec::new();
+        // Not `with_capacity`, which is copied; and no more than needed, which extending alone would round up.
+        statuses.reserve_exact(outcomes.len());
         let status_of =
             |(selection, outcome)| DescriptorStatus::from_outcome(&self.decider.behaviour, selection, outcome);
         statuses.extend(self.selections.iter().zip(outcomes).map(status_of));

@@ -241,7 +241,7 @@ pub enum LimitError {
         /// Maximum that is allowed.
         max: u32,
     },
-    /// `requests_per_unit` is above 2^32 - 1, which only a fixed_window of one region counts.
+    /// `requests_per_unit` is above 2^32 - 1, which only windows of one region count.
     #[error("`requests_per_unit` above 4294967295 cannot be kept with {with}")]
     NotLarge {
         /// Key or algorithm that contradicts it, with what to write.

@@ -95,6 +95,7 @@ impl<'a> SelectedRequest<'a, '_, '_> {
         outcomes: &'a mut OutcomesByDescriptor,
     ) -> Option<impl Future<Output = ()>> {
         let selections = self.selections;
+        outcomes.reserve_exact(selections.len());
         outcomes.extend(selections.iter().map(|_| DescriptorOutcome::WithoutLimits));
         let holds_back_any = self.limits_reject_request(&dry_runs.iter().map(|dry_run| dry_run.limit_verdicts));
         let charge_of = move |index: usize| {

@@ -72,6 +72,7 @@ pub(super) fn merge_outcomes<'r>(
     }
     decision.metadata = metadata::build_metadata(charged);
     decision.delay_us = statuses.iter().map(|status| status.delay_us).max().filter(|_| may_delay).unwrap_or(0);
+    decision.statuses.reserve_exact(statuses.len());
     decision.statuses.extend(statuses.iter().map(|status| status.shown.clone()));
     Ok(())
 }
@@ -98,19 +99,24 @@ fn reject_blocked_request<'r>(charged: &ChargedRequest<'_, 'r, '_>, blocked: &Bl
 
 /// Adds what the rules that reject the request tell the client: the first body, the first headers, and the time to wait
 /// with the largest jitter. Rules with quotas count only if all quotas of the request are exceeded. Returns the seconds
-/// to wait; `None` if the same request will never pass.
+/// to wait; `None` if the same request will never pass, or if nothing tells them.
 fn add_rejection_response<'r>(charged: &ChargedRequest<'_, 'r, '_>, decision: &mut Decision<'r>) -> Option<u64> {
-    let quotas_reject = quotas_reject(charged.limit_verdicts());
+    let SelectedRequest { decider, selections, .. } = *charged.selected;
     let (mut with_body, mut headers, mut jitter) = (None, None, 0);
-    for (index, verdicts) in charged.limit_verdicts().enumerate() {
-        let rejects = verdicts.hard.rejects() || quotas_reject && verdicts.quotas.is_some();
-        let Some(response) = charged.selected.selections[index].rejection.filter(|_| rejects) else { continue };
-        with_body = with_body.or(response.body.as_ref().map(|body| (index, response, body)));
-        headers = headers.or(response.headers.as_deref());
-        jitter = jitter.max(response.jitter_milli_percent.unwrap_or(0));
+    // Most rules tell nothing of their own.
+    if selections.iter().any(|selection| selection.rejection.is_some()) {
+        let quotas_reject = quotas_reject(charged.limit_verdicts());
+        for (index, (selection, verdicts)) in selections.iter().zip(charged.limit_verdicts()).enumerate() {
+            let rejects = verdicts.hard.rejects() || quotas_reject && verdicts.quotas.is_some();
+            let Some(response) = selection.rejection.filter(|_| rejects) else { continue };
+            with_body = with_body.or(response.body.as_ref().map(|body| (index, response, body)));
+            headers = headers.or(response.headers.as_deref());
+            jitter = jitter.max(response.jitter_milli_percent.unwrap_or(0));
+        }
     }
-    let wait_s = draw_wait_s(charged, jitter);
-    let retry_after = charged.selected.decider.behaviour.retry_after_header.as_deref();
+    let retry_after = decider.behaviour.retry_after_header.as_deref();
+    let tells_wait = retry_after.is_some() || with_body.is_some() || decider.behaviour.policy_headers;
+    let wait_s = if tells_wait { draw_wait_s(charged, jitter) } else { None };
     decision.headers.extend(retry_after.zip(wait_s).map(|(name, wait_s)| Header::new(name, wait_s.to_string())));
     if let Some((index, response, body)) = with_body {
         let content_type = response.content_type.as_deref();

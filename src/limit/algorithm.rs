@@ -239,6 +239,11 @@ impl AlgorithmProperties {
 }
 
 impl Algorithm {
+    /// Returns true if limits and charges above 2^32 - 1 are exact. Buckets keep their sizes in 32 bits.
+    pub const fn counts_above_32_bits(self) -> bool {
+        matches!(self, Self::FixedWindow | Self::SlidingWindowCounter)
+    }
+
     /// Returns the algorithm of that name.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().chain([Self::Concurrent]).find(|algorithm| algorithm.name() == name)

@@ -56,11 +56,13 @@ impl LimitSpec {
 
     /// Checks that the limit counts numbers above 2^32 - 1.
     fn check_large(&self) -> Result<(), LimitError> {
-        let with = match (self.algorithm, self.scope) {
+        let with = match self.scope {
             _ if self.requests_per_unit > MAX_REQUESTS_PER_UNIT => "numbers above 9007199254740991, the largest of all",
-            (Algorithm::FixedWindow, None | Some(Scope::Region)) => return Ok(()),
-            (Algorithm::FixedWindow, Some(Scope::Global(_))) => "`scope: global`",
-            _ => "this algorithm: use `algorithm: fixed_window`",
+            _ if !self.algorithm.counts_above_32_bits() => {
+                "this algorithm: use `fixed_window` or `sliding_window_counter`"
+            }
+            None | Some(Scope::Region) => return Ok(()),
+            Some(Scope::Global(_)) => "`scope: global`",
         };
         Err(LimitError::NotLarge { with })
     }

@@ -190,7 +190,7 @@ rule_keys! {
         tollkeeper "unit_multiplier" unit_multiplier: Option<Spanned<u32>> as Count(1, u32::MAX as u64) = "1",
             "The period is the unit times this, 366 days at most.";
         envoy "requests_per_unit" requests_per_unit: Option<Spanned<u64>> as Count(0, MAX_REQUESTS_PER_UNIT) = "0",
-            "Hits allowed in a period; 0 rejects everything. Above 4294967295 with a fixed_window only.";
+            "Hits allowed in a period; 0 rejects everything. Above 4294967295 with a fixed_window or sliding_window_counter only.";
         envoy "unlimited" unlimited in [RateLimit]: bool = "false",
             "Admits everything, uncounted. Must not have a unit.";
         tollkeeper "ban" ban: Option<Spanned<Ban>>,

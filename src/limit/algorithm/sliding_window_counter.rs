@@ -14,7 +14,7 @@
 use super::stored_state::{MalformedReply, ReplyReader, ShareRatio, StoredState};
 use crate::base::clock::Time;
 use crate::limit::Limit;
-use crate::limit::charge::{ChargeRequest, ChargeResult, EffectiveTime, StateChange, effective_time};
+use crate::limit::charge::{ChargeRequest, ChargeResult, EffectiveTime, MAX_COUNT, StateChange, effective_time};
 
 /// Counts of two adjacent windows, aligned to the Unix epoch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -63,7 +63,9 @@ pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeReques
         StateChange::None => {}
         StateChange::Charge(hits) => counts.current += hits,
         // Rejected hits add up to twice the limit, and never lower the count.
-        StateChange::ChargeRejected(hits) => counts.current = counts.current.max((2 * max).min(counts.current + hits)),
+        StateChange::ChargeRejected(hits) => {
+            counts.current = counts.current.max((2 * max).min(counts.current + hits).min(MAX_COUNT));
+        }
         StateChange::Refund(hits) => {
             let beyond = hits.saturating_sub(counts.current);
             counts.current = counts.current.saturating_sub(hits).max(counts.current.min(request.leased));

@@ -168,7 +168,13 @@ impl DocumentReader<'_> {
         self.read_scalar(field, |scalar| {
             from_name(scalar.text()).ok_or_else(|| InvalidValue {
                 message: format!("unknown {} '{}'", field.key.name, escape_for_message(scalar.text())),
-                hint: format!("write one of {}", words.join(", ")),
+                hint: match (field.key.name, scalar.text()) {
+                    // It counts nothing in a period, so it is a key of its own.
+                    ("algorithm", "concurrent") => {
+                        "write `concurrent: N` in place of `algorithm`, `unit` and `requests_per_unit`".to_owned()
+                    }
+                    _ => format!("write one of {}", words.join(", ")),
+                },
             })
         })
     }

@@ -119,7 +119,9 @@ async fn send_requests(
         let response = tokio::select! {
             biased;
             // What was sent is told.
-            _ = interrupt.recv() => return Ok(Ok(())),
+            _ = interrupt.recv() => {
+                return if number > 1 { Ok(Ok(())) } else { Err("interrupted before the first answer".to_owned()) };
+            }
             response = client.call(request) => response?,
         };
         if args.json {

@@ -120,7 +120,7 @@ fn format_explanation(explanation: &Explanation, has_counters: bool) -> String {
     for block in &explanation.blocked {
         let (entry, until, reason) =
             (escape_and_shorten(&block.entry), escape_and_shorten(&block.until), escape_and_shorten(&block.reason));
-        let _ = writeln!(page, "blocked: {entry} until {until}: {reason}");
+        let _ = writeln!(page, "blocked: {entry} until {until}, whatever the rules say: {reason}");
     }
     if let Some(region) = &explanation.region {
         let state = if region.cut_off { ", cut off from the global Redis" } else { "" };

@@ -40,7 +40,7 @@ pub(super) struct Args {
     /// Show only this minute in UTC, such as 14:05, and two before and after it
     #[arg(long, value_name = "TIME", requires = "hour")]
     at: Option<String>,
-    /// Number of minutes to cover, the current one included
+    /// Number of minutes to cover, the current one included, 1 to 10; --hour goes further back
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=10),
         conflicts_with = "rules")]
     minutes: u64,
@@ -64,7 +64,7 @@ pub(super) struct Args {
 pub(super) const HELP: &str = "\
 The server counts rejections in a bounded sketch: the report gives a lower and an upper bound for each key, and its first \
 line the maximum for a missing key. Rules in shadow_mode appear as if they had rejected. A \
-peek that is rejected is one hit. With --hour, all rejections of the last hour by minute: 32 to 256 keys each of eight groups. With --rules, counts are of the \
+peek that is rejected is one hit. What a block rejects is not counted: `tollkeeper tap` shows it. With --hour, all rejections of the last hour by minute: 32 to 256 keys each of eight groups. With --rules, counts are of the \
 last ten minutes and since the rule was loaded, and numbers of keys are estimates with a standard error of 4.6 %. With --fleet, counts are of all replicas, from the summaries that they publish every 5 s. \
 --busiest and --unmatched count a sample of the decisions, so their numbers are estimates; --unmatched covers five to ten minutes.
 

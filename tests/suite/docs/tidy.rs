@@ -1,5 +1,5 @@
 //! What the repository promises about itself and no compiler checks: the order of modules, who may know what, the size
-//! of files and rooms, and that the examples in the documentation load.
+//! of files and rooms, lock files, and that the examples in the documentation load.
 //!
 //! Everything here reads text, so it knows nothing of macros or renamed imports; it is meant for slips, not for malice.
 
@@ -270,4 +270,37 @@ fn what_users_read_first_is_there() {
         let mode = std::os::unix::fs::PermissionsExt::mode(&fs::metadata(path).unwrap().permissions());
         assert_ne!(mode & 0o111, 0, "{script} cannot be run");
     }
+}
+
+/// Names in `[dependencies]` of a crate's manifest.
+fn dependencies_in_manifest(text: &str) -> Vec<&str> {
+    let section = text.split("\n[").find_map(|section| section.strip_prefix("dependencies]\n")).unwrap();
+    let lines = section.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
+    lines.map(|line| line.split(['.', ' ', '=']).next().unwrap()).collect()
+}
+
+#[test]
+fn packages_outside_the_workspace_lock_what_tollkeeper_depends_on() {
+    let mut missing = Vec::new();
+    for lock in ["fuzz/Cargo.lock", "tests/bench/Cargo.lock", "tests/bench/redis_clients/Cargo.lock"] {
+        let text = read(&repository(lock));
+        for (name, manifest) in [
+            ("tollkeeper", "Cargo.toml"),
+            ("tollkeeper-core", "core/Cargo.toml"),
+            ("tollkeeper-rules", "rules/Cargo.toml"),
+            ("tollkeeper-service", "service/Cargo.toml"),
+            ("tollkeeper-store", "store/Cargo.toml"),
+        ] {
+            let manifest = read(&repository(manifest));
+            let locked = text.split("[[package]]").find(|package| package.contains(&format!("name = \"{name}\"\n")));
+            let locked = locked.unwrap_or_default();
+            for dependency in dependencies_in_manifest(&manifest) {
+                // A version is added where the lock has several.
+                if !["\"", " "].iter().any(|end| locked.contains(&format!("\"{dependency}{end}"))) {
+                    missing.push(format!("{lock}: {name} without {dependency}; run `cargo fetch` there"));
+                }
+            }
+        }
+    }
+    assert_none("lock files that `--locked` refuses", &missing);
 }

@@ -207,6 +207,7 @@ on_every_store![
     decisions_and_counters_follow_the_reference_model,
     strict_and_eventual_charges_on_one_log_keep_their_own_periods,
     candidate_changes_no_verdict_and_counts_as_if_alone,
+    sliding_window_above_32_bits_is_exact,
 ];
 
 /// Remaining hits of each descriptor's limit, by a peek.
@@ -241,6 +242,30 @@ fn charge_refund_and_peek_report_what_remains(store: &StoreUnderTest) {
             ),
         ],
     );
+}
+
+fn sliding_window_above_32_bits_is_exact(store: &StoreUnderTest) {
+    let most = (1_u64 << 53) - 1;
+    let rules = format!(
+        "descriptors:\n- key: sliding\n  rate_limit: {{unit: year, requests_per_unit: {most}, algorithm: sliding_window_counter}}\n"
+    );
+    let service = store.service(&[], &rules);
+    // Rejected hits do not count.
+    let sliding = [
+        (shop_request("sliding").hits(most - 5_000_000_000), false),
+        (shop_request("sliding").hits(5_000_000_001), true),
+        (shop_request("sliding").hits(5_000_000_000), false),
+        (shop_request("sliding").hits(1), true),
+        (shop_request("sliding").refund(3), false),
+        (shop_request("sliding").hits(4), true),
+        (shop_request("sliding").hits(3), false),
+        (shop_request("sliding").hits(u64::MAX), true),
+        (shop_request("sliding").refund(u64::MAX), false),
+        (shop_request("sliding").hits(most), false),
+    ];
+    for (request, is_over) in sliding {
+        assert_eq!(decide(&service, &request).over_limit(), is_over, "{request:?}");
+    }
 }
 
 fn limit_above_32_bits_is_exact(store: &StoreUnderTest) {

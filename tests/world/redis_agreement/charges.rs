@@ -192,7 +192,7 @@ fn random_spec(calls: &mut ScriptCalls, extra: Extra, place: u64) -> LimitSpec {
         _ => chance.pick(&Algorithm::ALL),
     };
     let requests = if chance.one_in(20) { 0 } else { chance.pick(&[few, few, many]).into() };
-    let is_large = algorithm == Algorithm::FixedWindow && !is_region && chance.one_in(4);
+    let is_large = algorithm.counts_above_32_bits() && !is_region && chance.one_in(4);
     let large = chance.pick(&[MAX_REQUESTS_PER_UNIT - u64::from(few), (1 << 32) + u64::from(few)]);
     let requests = if is_large { large } else { requests };
     let ban = chance.pick(&[1_000_000, 60_000_000, 5_000_000_000]);

@@ -1,4 +1,4 @@
--- Exact multiply-and-divide: quotient and remainder of a x b / m, for integers a < 2^53, b < 2^35 and 0 < m < 2^45.
+-- Exact multiply-and-divide: quotient and remainder of a x b / m, for integers a < 2^53, b < 2^56 and 0 < m < 2^45.
 --
 -- 1. A product below 2^53 is exact, and so is floor(p / m) for an integer p < 2^53: the exact quotient is further from
 --    the next integer than rounding can move it.
@@ -18,7 +18,7 @@ local function divide(a, b, m)
     return whole * b + quotient, product - quotient * m
   end
   local quotient, rest = 0, 0
-  for shift = 28, 0, -7 do
+  for shift = b < 34359738368 and 28 or 49, 0, -7 do
     rest = rest * 128 + a * (floor(b / 2 ^ shift) % 128)
     local digit = floor(rest / m)
     quotient, rest = quotient * 128 + digit, rest - digit * m

@@ -2,7 +2,7 @@
 -- window that is left.
 --
 -- KEYS: the counter. a, b: unused. State, 24 bytes: last, current, previous: counts of the window of last and of the
--- window before it, each at most 2^34. Charges: limit, capacity (most hits of the previous window that count).
+-- window before it, each at most 2^53. Charges: limit, capacity (most hits of the previous window that count).
 -- Rounding: the weighted count is rounded down. Writes: one SET with PX, or a SETRANGE if current was above 0 already.
 -- TTL: until the end of the next window, or one period after the counter's now if current is 0; rounded up.
 --
@@ -13,7 +13,7 @@ local bytes, hold, held_hits, held_capacity, held_limit, held_until = 24
 --> read
 local current, previous
 last, current, previous = unpack('<I8I8I8', before)
-if current > 17179869184 or previous > 17179869184 then
+if current > 9007199254740992 or previous > 9007199254740992 then
   --> wrong_type
 end
 --> effective_now
@@ -39,7 +39,7 @@ elseif admitted then
   current = current + hits
 else
   -- Debt ends at twice the limit and never lowers the count.
-  current = max(current, min(2 * limit, current + hits))
+  current = max(current, min(2 * limit, current + hits, 9007199254740992))
 end
 last = at
 
@@ -50,7 +50,7 @@ local value = pack('<I8I8I8', last, current, previous)
 
 --: current_hits
 -- A limit of 0 leaves what another one counted.
-local most = limit > 0 and capacity or 17179869184
+local most = limit > 0 and capacity or 9007199254740992
 return min(current, most) + divide(left_us, min(previous, most), period)
 
 --: reservation_mark

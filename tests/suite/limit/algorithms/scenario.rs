@@ -178,7 +178,9 @@ pub(crate) fn limit(algorithm: Algorithm, period: Period, calendar_months: bool)
                 algorithm,
                 match algorithm {
                     Algorithm::SlidingWindowLog => requests.min(DEFAULT_MAX_SLIDING_LOG_HITS).into(),
-                    Algorithm::FixedWindow => above_32_bits.unwrap_or(requests.into()),
+                    Algorithm::FixedWindow | Algorithm::SlidingWindowCounter => {
+                        above_32_bits.unwrap_or(requests.into())
+                    }
                     _ => requests.into(),
                 },
                 period,
