@@ -515,8 +515,9 @@ impl<'r> Selection<'r> {
             Hits::Peek => compiled.peek_warning.record_peek(),
             Hits::Charge(_) => {
                 let lost = self.limits.iter().zip(&outcome.results);
-                // The limits of a chain cannot count rejected hits.
-                let can_count = |limit: &Limit| limit.chain_position() == ChainPosition::NotInChain;
+                // The limits of a chain cannot count rejected hits, and `concurrent` has no such hits.
+                let can_count =
+                    |limit: &Limit| limit.chain_position() == ChainPosition::NotInChain && !limit.is_concurrent();
                 let mut lost = lost.filter(|(selected, result)| {
                     !result.admitted && !selected.limit.counts_rejected_hits() && can_count(&selected.limit)
                 });

@@ -57,7 +57,11 @@ impl ChargeError {
 
     /// Returns `true` if no server could be asked.
     pub const fn is_unreachable(self) -> bool {
-        matches!(self, Self::Redis(RedisError::Unreachable) | Self::Memcache(MemcacheError::Unreachable))
+        matches!(
+            self,
+            Self::Redis(RedisError::Unreachable | RedisError::BreakerOpen)
+                | Self::Memcache(MemcacheError::Unreachable | MemcacheError::BreakerOpen)
+        )
     }
 
     /// Returns `true` if the server may have made the charge.

@@ -14,6 +14,7 @@ use super::decompile::{LimitKeys, LimitPlace};
 use super::set::RuleSet;
 use super::{Domain, Rule, RuleAllowance, RuleNode};
 use crate::base::text::truncate_and_escape;
+use crate::limit::StoreFailurePolicy;
 
 /// Maximum number of limits that are named.
 const MAX_NAMED_LIMITS: usize = 100;
@@ -187,7 +188,8 @@ fn describe_change(before: &LimitKeys, after: &LimitKeys) -> String {
     for name in names.into_iter().filter(|name| !ALLOWANCE_KEYS.contains(name)) {
         let (before, after) = (find_value(before, name), find_value(after, name));
         if before != after {
-            text += &format!(", {name} {} -> {}", before.unwrap_or("none"), after.unwrap_or("none"));
+            let absent = if name == "on_store_error" { StoreFailurePolicy::default().name() } else { "none" };
+            text += &format!(", {name} {} -> {}", before.unwrap_or(absent), after.unwrap_or(absent));
         }
     }
     text

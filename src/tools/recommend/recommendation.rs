@@ -66,7 +66,7 @@ pub struct Recommendation {
     pub left_out_periods: Vec<UntriedPeriod>,
     /// Smallest limit of each period that has one, the recommended one first.
     pub limits: Vec<SmallestLimit>,
-    /// The traffic is shorter than the period of the rule.
+    /// The traffic is shorter than two periods of the rule, so it may have no whole window.
     pub is_short: bool,
 }
 
@@ -103,7 +103,7 @@ pub fn recommend_limits(demand: &LimitDemand, asked: &ExistingLimit, goal: Rejec
         uses,
         left_out_periods: left_out.into_iter().map(untried).collect(),
         limits,
-        is_short: span_us < present.micros(),
+        is_short: span_us < 2 * present.micros(),
     }
 }
 

@@ -197,7 +197,7 @@ fn collect_warnings(parts: RecommendationParts<'_>) -> Vec<String> {
     );
     warn(
         recommendation.is_short,
-        format!("the traffic is shorter than a {}: use in a whole one may be higher", asked.limit.period()),
+        format!("the traffic is shorter than two periods ({}): use in a whole one may be higher", asked.limit.period()),
     );
     let keys = demand.keys as u64;
     warn(

@@ -201,7 +201,7 @@ fn changes_name_each_limit_with_old_and_new_values_and_are_bounded() {
             minute,
             "{unit: minute, requests_per_unit: 300, algorithm: token_bucket, on_store_error: deny}",
             "shop.k0 300 a minute, algorithm fixed_window -> token_bucket, bucket_size none -> 300, on_store_error \
-             none -> deny; 1 changed, 0 added, 0 removed",
+             local -> deny; 1 changed, 0 added, 0 removed",
         ),
         (
             minute,

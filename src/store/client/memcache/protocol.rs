@@ -164,9 +164,12 @@ named_enum! {
         /// The caller's deadline is too short for a call.
         #[error("the caller leaves no time to ask")]
         NoTime = "no_time",
-        /// No connection is open, the breaker is open, or no server is known.
+        /// No connection is open, or no server is known.
         #[error("not connected")]
         Unreachable = "unreachable",
+        /// The breaker is open: the server was not asked, because its last calls failed.
+        #[error("not asked, because its last calls failed")]
+        BreakerOpen = "breaker_open",
         /// The connection closed before the reply; the call may have run.
         #[error("the connection broke")]
         Broken = "broken",
@@ -197,7 +200,7 @@ impl MemcacheError {
         match self {
             Self::Timeout => "TOLLKEEPER_STORE_TIMEOUT bounds the wait",
             Self::NoTime => "its deadline (grpc-timeout) must leave more than 5 ms",
-            Self::Unreachable | Self::Broken => "see the preceding connection errors",
+            Self::Unreachable | Self::BreakerOpen | Self::Broken => "see the preceding connection errors",
             Self::NoWrites => "its memory (-m) may be full",
             Self::WrongType => "CACHE_KEY_PREFIX separates keys from those of other programs",
             Self::BadReply => "is it memcached 1.4 or newer?",

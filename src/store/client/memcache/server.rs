@@ -109,7 +109,7 @@ impl MemcacheServer {
     /// Returns a connection, unless the breaker is open.
     async fn connection(&self, key: &[u8], deadline: Instant) -> Result<Arc<MemcacheConnection>, MemcacheError> {
         if self.is_breaker_open() {
-            return Err(MemcacheError::Unreachable);
+            return Err(MemcacheError::BreakerOpen);
         }
         // The lower bits have selected the server.
         let slot = (crc32fast::hash(key) >> 16) as usize;

@@ -21,9 +21,12 @@ named_enum! {
         /// The caller's deadline is too short for a call.
         #[error("the caller leaves no time to ask")]
         NoTime = "no_time",
-        /// No connection is open, or the breaker is open.
+        /// No connection is open, or no server is known.
         #[error("not connected")]
         Unreachable = "unreachable",
+        /// The breaker is open: the server was not asked, because its last calls failed.
+        #[error("not asked, because its last calls failed")]
+        BreakerOpen = "breaker_open",
         /// The connection closed before the reply; the call may have run.
         #[error("the connection broke")]
         Broken = "broken",
@@ -66,7 +69,7 @@ impl RedisError {
         match self {
             Self::Timeout => "TOLLKEEPER_STORE_TIMEOUT bounds the wait",
             Self::NoTime => "its deadline (grpc-timeout) must leave more than 5 ms",
-            Self::Unreachable | Self::Broken => "see the preceding connection errors",
+            Self::Unreachable | Self::BreakerOpen | Self::Broken => "see the preceding connection errors",
             Self::ReadOnly | Self::SlotDown => "the client looks for a primary until it finds one",
             Self::NoWrites => "its memory (maxmemory) or its disk may be full",
             Self::Busy => "SCRIPT KILL ends the script",

@@ -63,6 +63,7 @@ impl KeyCommandError {
         match self.kind {
             RedisError::Timeout
             | RedisError::Unreachable
+            | RedisError::BreakerOpen
             | RedisError::Broken
             | RedisError::ReadOnly
             | RedisError::NoWrites

@@ -148,12 +148,11 @@ impl Node {
         asking: bool,
         deadline: Instant,
     ) -> Result<Reply, ReplyError> {
-        let unreachable = ReplyError::Failed(RedisError::Unreachable);
         if self.is_breaker_open() {
-            return Err(unreachable);
+            return Err(ReplyError::Failed(RedisError::BreakerOpen));
         }
         let connection = timeout_with_grace(self.state.server.pool.wait_for_connection(), deadline).await;
-        let connection = connection.flatten().ok_or(unreachable)?;
+        let connection = connection.flatten().ok_or(ReplyError::Failed(RedisError::Unreachable))?;
         send_command(&connection, words, asking, deadline).await
     }
 
@@ -222,16 +221,15 @@ impl Node {
 
     /// Returns a connection, unless the breaker is open.
     async fn usable_connection(&self, deadline: Instant) -> Result<Arc<Connection>, ReplyError> {
-        let unreachable = ReplyError::Failed(RedisError::Unreachable);
         if self.is_breaker_open() {
-            return Err(unreachable);
+            return Err(ReplyError::Failed(RedisError::BreakerOpen));
         }
         if let Some(connection) = self.state.server.pool.next_connection() {
             return Ok(connection);
         }
         // Boxed, because it is rare and its state is large.
         match Box::pin(timeout_with_grace(self.state.server.pool.wait_for_connection(), deadline)).await {
-            Some(connection) => connection.ok_or(unreachable),
+            Some(connection) => connection.ok_or(ReplyError::Failed(RedisError::Unreachable)),
             None => Err(self.record_timeout()),
         }
     }

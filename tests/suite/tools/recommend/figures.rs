@@ -207,7 +207,7 @@ fn what_limits_the_figures_is_told() {
     warned(&files, "--traffic sample", "the log has 25 % of the keys");
     warned(&files, "--traffic incomplete", "leaves out admitted decisions");
     warned(&files, "--traffic dropped", "the log lost 7 decisions");
-    warned(&files, "--traffic short", "the traffic is shorter than a minute");
+    warned(&files, "--traffic short", "the traffic is shorter than two periods (minute)");
     warned(&files, "--traffic log", "too few keys for this share (10)");
     let results = warned(&files, "--traffic override", "1 descriptors brought a limit of their own");
     assert_eq!(results["basis"]["requests"], 55);
