@@ -238,8 +238,8 @@ def envoy_ends(how, timeout_s):
     async def scenario(run):
         doomed, other = run.fleet.envoys
         streams = await run.opened(doomed, "ann", run.limit)
-        # Some heartbeats.
-        await asyncio.sleep(2)
+        # Two health checks, each a sixth of the timeout: before the second one, slots stay until max_duration.
+        await asyncio.sleep(timeout_s / 3 + 1)
         run.check(await run.client.request(other, "ann") == 429, "not all slots are in use")
         doomed.kill(how)
         for stream in streams:

@@ -189,11 +189,16 @@ impl OwnAlarms {
     fn add_traffic(&mut self, collector: &MetricsCollector) {
         let (metrics, now) = (&collector.service.decider.metrics, collector.service.clock.now());
         let minutes = metrics.history.requests_by_minute(now, &read_request_totals(collector));
-        let recent = minutes.iter().rev().take(REJECTION_MINUTES).map(|(_, of)| of);
+        let recent = || minutes.iter().rev().take(REJECTION_MINUTES).map(|(_, of)| of);
         let (requests, rejected) =
-            recent.fold((0, 0), |(requests, rejected), of| (requests + of.requests, rejected + of.rejected));
+            recent().fold((0, 0), |(requests, rejected), of| (requests + of.requests, rejected + of.rejected));
+        let denied: u64 = recent().map(|of| of.failed_by_policy[StoreFailurePolicy::Deny as usize]).sum();
         if requests >= MIN_REQUESTS_FOR_REJECTION_ALARM && 2 * rejected >= requests {
             let by = match find_most_rejecting_limit(collector) {
+                _ if 2 * denied >= rejected => {
+                    ", because the store failed: `on_store_error: local` in `defaults` of the rule file ends that"
+                        .to_owned()
+                }
                 Some((name, count)) => format!(", {count} decisions of them by {}", escape_unprintable(&name)),
                 None => String::new(),
             };

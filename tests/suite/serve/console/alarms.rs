@@ -74,6 +74,26 @@ fn rejections_of_most_requests_are_an_alarm_that_names_the_limit() {
 }
 
 #[test]
+fn rejections_by_the_policy_deny_are_not_blamed_on_a_limit() {
+    let redis = redis::options().start();
+    let server = with_rules(RULES)
+        .env("TOLLKEEPER_DRAIN_PERIOD", "0s")
+        .env("BACKEND_TYPE", "redis")
+        .env("REDIS_SOCKET_TYPE", "tcp")
+        .env("REDIS_URL", redis.address())
+        .env("TOLLKEEPER_ON_STORE_ERROR", "deny")
+        .start();
+    drop(redis);
+    call(&server, &[("user", "ann")], 200);
+    let found = wait_for("the alarm", || Some(alarms(&server, "mostly_rejected")).filter(|found| !found.is_empty()));
+    assert!(
+        found[0]
+            .ends_with("because the store failed: `on_store_error: local` in `defaults` of the rule file ends that"),
+        "{found:?}"
+    );
+}
+
+#[test]
 fn lost_control_plane_is_an_alarm() {
     let server = kit::tollkeeper::without_rules().env("TOLLKEEPER_DRAIN_PERIOD", "0s").env("TEST_PACE", "100");
     let server = server.env("CONFIG_TYPE", "GRPC_XDS_SOTW").env("CONFIG_GRPC_XDS_SERVER_URL", "127.0.0.1:1");
