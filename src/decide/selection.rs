@@ -397,23 +397,7 @@ impl<'r> Selection<'r> {
     }
 
     /// The charge of this selection, which is that of the descriptor at `index`; `None` if it has no limits.
-    #[inline]
     pub(super) fn build_charge<'a>(
-        &'a self,
-        request: &'a Request<'_>,
-        index: usize,
-        max_delay_us: u64,
-    ) -> Option<Charge<'a>> {
-        let mut charge = self.build_charge_of_all_hits(request, index, max_delay_us);
-        if let Some(charge) = &mut charge {
-            clamp_hits(&mut charge.request.hits, &self.limits);
-        }
-        charge
-    }
-
-    /// The charge with the hits as they were sent. Apart from what clamps them, which costs four times as much within it.
-    #[inline(never)]
-    fn build_charge_of_all_hits<'a>(
         &'a self,
         request: &'a Request<'_>,
         index: usize,
@@ -422,6 +406,7 @@ impl<'r> Selection<'r> {
         if self.limits.is_empty() {
             return None;
         }
+        let hits = clamp_hits(request.descriptors[index].hits, &self.limits);
         let counter = |selected: &'a SelectedLimit<'_>| Counter { shadow: selected.shadow, ..selected.counter() };
         Some(Charge {
             path: self.counter_path(request, index),
@@ -430,7 +415,7 @@ impl<'r> Selection<'r> {
                 [only] => SmallVec::from([counter(only)]),
                 limits => limits.iter().map(counter).collect(),
             },
-            request: ChargeRequest::sent_by_client(request.descriptors[index].hits, max_delay_us),
+            request: ChargeRequest::sent_by_client(hits, max_delay_us),
             slot: self.slot_of(&self.limits),
         })
     }
@@ -447,8 +432,7 @@ impl<'r> Selection<'r> {
         let path = CounterPath { candidate: Some(selected.name), ..self.counter_path(request, index) };
         let counters = SmallVec::from_iter([selected.counter()]);
         let slot = self.slot_of(std::slice::from_ref(selected));
-        let mut hits = request.descriptors[index].hits;
-        clamp_hits(&mut hits, std::slice::from_ref(selected));
+        let hits = clamp_hits(request.descriptors[index].hits, std::slice::from_ref(selected));
         Charge { slot, ..Charge::new(path, counters, ChargeRequest::sent_by_client(hits, max_delay_us)) }
     }
 
@@ -558,11 +542,11 @@ impl<'r> SelectedLimit<'r> {
 
 /// Clamps the hits of a charge on these limits to what they count exactly ([`MAX_HITS`]).
 #[inline]
-fn clamp_hits(hits: &mut Hits, limits: &[SelectedLimit<'_>]) {
-    if let Hits::Charge(count) | Hits::Refund(count) = hits
-        && *count > MAX_HITS
-    {
-        *count = clamp_large_count(*count, limits);
+fn clamp_hits(hits: Hits, limits: &[SelectedLimit<'_>]) -> Hits {
+    match hits {
+        Hits::Charge(count) if count > MAX_HITS => Hits::Charge(clamp_large_count(count, limits)),
+        Hits::Refund(count) if count > MAX_HITS => Hits::Refund(clamp_large_count(count, limits)),
+        _ => hits,
     }
 }
 
