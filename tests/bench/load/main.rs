@@ -14,10 +14,10 @@ use serde::Deserialize;
 use tokio::runtime;
 use tollkeeper::base::clock::to_micros;
 use tollkeeper::base::pb::RateLimitRequest;
+use tollkeeper::base::pb::proto_json::request_from_json;
 use tollkeeper::base::random::random_u64;
 use tollkeeper::base::text::{escape_unprintable, to_pretty_json};
 use tollkeeper::base::text_table::{NumberAlignment, format_table};
-use tollkeeper::base::pb::proto_json::request_from_json;
 use tollkeeper::settings::address::ConnectAddress;
 use tollkeeper::tools::cli::client::{ClientTls, TlsArgs, block_on, suggest_connection_fix};
 use tollkeeper::tools::cli::print::{

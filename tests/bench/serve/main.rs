@@ -242,7 +242,7 @@ fn typical_response() -> pb::RateLimitResponse {
                 ..Default::default()
             }),
             limit_remaining: 999_999,
-            duration_until_reset: Some(prost_types::Duration { seconds: 1, nanos: 0 }),
+            duration_until_reset: Duration::from_secs(1).try_into().ok(),
             ..Default::default()
         }],
         ..Default::default()

@@ -1,12 +1,12 @@
 //! The connection of tollkeeper's own client.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use tokio::net::TcpStream;
+use tokio::time::Instant;
+use tollkeeper::store::client::pipeline::ClosedReceiver;
 use tollkeeper::store::client::redis::connection::Connection;
 use tollkeeper::store::client::redis::resp::Reply;
-use tollkeeper::store::client::pipeline::Closed;
 
 use super::{Call, RedisClient};
 use crate::DEADLINE;
@@ -18,7 +18,7 @@ pub struct Client(Arc<Shared>);
 
 struct Shared {
     connection: Connection,
-    _closed: Closed,
+    _closed: ClosedReceiver,
     script_sha1: String,
 }
 
