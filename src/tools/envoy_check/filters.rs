@@ -172,8 +172,7 @@ fn check_list(list: &LimitList<'_, '_>, manager: &ConnectionManager<'_, '_>, fou
 }
 
 /// How a route gets the limits of its virtual host.
-const INCLUDE_HOST: &str =
-    "write `include_vh_rate_limits: true` in the route, or `vh_rate_limits: INCLUDE` in its RateLimitPerRoute";
+const INCLUDE_HOST: &str = "write `vh_rate_limits: INCLUDE` in a RateLimitPerRoute of the route";
 
 /// Reports a timeout that is not written, or written where it is not used; slots have checks of their own.
 fn check_timeout(filter: &RateLimitFilter<'_, '_>, entries: &[&LimitEntry<'_, '_>], found: &mut EnvoyFindings) {

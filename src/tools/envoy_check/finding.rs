@@ -102,7 +102,7 @@ envoy_checks! {
         "move this item into the `rate_limits` that are sent, or those here";
     HostLimitsReplaced = "host-limits-replaced", Warning:
         "on these routes Envoy sends the limits of the route only, so those of the virtual host do not limit them",
-        "write `include_vh_rate_limits: true` in the route, or false if it is meant";
+        "write `vh_rate_limits: INCLUDE` in a RateLimitPerRoute of the route, or OVERRIDE if it is meant";
     CountedTwice = "counted-twice", Error:
         "each request counts twice, so half of the limit is admitted",
         "remove one, or write another `stage` in one filter and in its items";

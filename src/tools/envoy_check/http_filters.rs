@@ -28,6 +28,9 @@ const PASSIVE_FILTERS: [&str; 17] = [
 /// Namespace of token usage, unless `metadata_namespace` names another.
 const DEFAULT_USAGE_NAMESPACE: &str = "envoy.ai.token_usage";
 
+/// Namespace of metadata from headers, unless `metadata_namespace` names another.
+const DEFAULT_HEADER_NAMESPACE: &str = "envoy.filters.http.header_to_metadata";
+
 /// An HTTP filter of any type.
 #[derive(Debug)]
 pub(super) struct HttpFilter<'n, 'a> {
@@ -53,12 +56,35 @@ impl<'n, 'a> HttpFilter<'n, 'a> {
         }
     }
 
+    /// Returns `true` if its configuration says that this header of requests has one value behind it, which it writes.
+    pub(super) fn overwrites_header(&self, name: &str) -> bool {
+        match self.package {
+            "header_mutation" => {
+                let mutations = self.message.as_ref().and_then(|message| message.field("mutations"));
+                mutations.is_some_and(|mutations| overwrites_header(&mutations.items("request_mutations"), name))
+            }
+            _ => self.sets_header(name),
+        }
+    }
+
     /// Returns `true` if its configuration says that it removes this header of requests.
     pub(super) fn removes_header(&self, name: &str) -> bool {
         let message = self.message.as_ref().filter(|_| self.package == "header_mutation");
         let mutations = message.and_then(|message| message.field("mutations"));
         let mutations = mutations.map_or_else(Vec::new, |mutations| mutations.items("request_mutations"));
         mutations.iter().any(|mutation| mutation.text("remove").is_some_and(|key| key.eq_ignore_ascii_case(name)))
+    }
+
+    /// Returns the header of requests that it copies to `key` in the metadata of a namespace, as it came.
+    pub(super) fn header_in_metadata(&self, namespace: &str, key: &str) -> Option<&'n str> {
+        let rules = self.message.as_ref().filter(|_| self.package == "header_to_metadata")?.items("request_rules");
+        rules.iter().find_map(|rule| {
+            let present = rule.field("on_header_present")?;
+            let is_copy = present.text("value").is_none() && present.field("regex_value_rewrite").is_none();
+            let is_this = present.text("metadata_namespace").unwrap_or(DEFAULT_HEADER_NAMESPACE) == namespace
+                && present.text("key") == Some(key);
+            rule.text("header").filter(|_| is_copy && is_this)
+        })
     }
 
     /// Its configuration of what it reads from answers of models.
@@ -93,8 +119,20 @@ impl<'n, 'a> HttpFilter<'n, 'a> {
 
 /// Returns `true` if one of the mutations appends or sets a header.
 pub(super) fn appends_header(mutations: &[ConfigNode<'_, '_>], name: &str) -> bool {
-    mutations.iter().any(|mutation| {
-        let key = mutation.field_at(&["append", "header", "key"]).or_else(|| mutation.field_at(&["header", "key"]));
-        key.and_then(|key| key.as_text()).is_some_and(|key| key.eq_ignore_ascii_case(name))
-    })
+    mutations.iter().any(|mutation| mutated_header(mutation).is_some_and(|key| key.eq_ignore_ascii_case(name)))
+}
+
+/// Returns `true` if one of the mutations replaces all values of a header.
+pub(super) fn overwrites_header(mutations: &[ConfigNode<'_, '_>], name: &str) -> bool {
+    let overwrites = |mutation: &&ConfigNode<'_, '_>| {
+        let action = mutation.field("append").and_then(|append| append.text("append_action"));
+        matches!(action, Some("OVERWRITE_IF_EXISTS_OR_ADD" | "OVERWRITE_IF_EXISTS" | "2" | "3"))
+    };
+    let mut overwriting = mutations.iter().filter(overwrites);
+    overwriting.any(|mutation| mutated_header(mutation).is_some_and(|key| key.eq_ignore_ascii_case(name)))
+}
+
+fn mutated_header<'n>(mutation: &ConfigNode<'n, '_>) -> Option<&'n str> {
+    let key = mutation.field_at(&["append", "header", "key"]).or_else(|| mutation.field_at(&["header", "key"]));
+    key.and_then(|key| key.as_text())
 }

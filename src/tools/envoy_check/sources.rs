@@ -9,7 +9,7 @@
 use super::bootstrap::ConnectionManager;
 use super::config_node::ConfigNode;
 use super::descriptors::{Action, CLAIM_TYPE, LimitEntry};
-use super::http_filters::{HttpFilter, appends_header};
+use super::http_filters::{HttpFilter, appends_header, overwrites_header};
 
 /// Where a value comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,11 +126,36 @@ impl<'n> ConnectionManager<'n, '_> {
         let of_address = ["x-forwarded-for", "x-envoy-external-address"].contains(&&*name)
             && self.node.flag("use_remote_address")
             && !self.node.flag("skip_xff_append");
-        let early = self.node.items("early_header_mutation_extensions");
         OF_EVERY_REQUEST.contains(&&*name)
             || of_address
             || self.http_filters.iter().take(filter_at).any(|filter| filter.sets_header(&name))
-            || early.iter().any(|extension| extension.has_text_below(&["key"], &name))
+            || self.sets_header_early(&name)
+    }
+
+    /// Returns the header whose values the metadata of an action is, joined by commas if a request has several; `None`
+    /// if a filter before makes it one.
+    pub(super) fn find_joined_header(&self, action: &Action<'n, '_>, filter_at: usize) -> Option<&'n str> {
+        let Source::Metadata(namespace) = Source::of(action) else { return None };
+        let path = action.node.field("metadata_key")?.items("path");
+        let [step] = &*path else { return None };
+        let key = step.text("key")?;
+        let before = &self.http_filters[..filter_at.min(self.http_filters.len())];
+        before.iter().enumerate().find_map(|(at, filter)| {
+            let name = filter.header_in_metadata(namespace, key)?;
+            let is_one =
+                self.overwrites_header_early(name) || before[..at].iter().any(|filter| filter.overwrites_header(name));
+            (!is_one).then_some(name)
+        })
+    }
+
+    fn sets_header_early(&self, name: &str) -> bool {
+        self.node.items("early_header_mutation_extensions").iter().any(|early| early.has_text_below(&["key"], name))
+    }
+
+    fn overwrites_header_early(&self, name: &str) -> bool {
+        let early = self.node.items("early_header_mutation_extensions");
+        let mut messages = early.iter().filter_map(|early| early.field("typed_config")?.type_name_and_message());
+        messages.any(|(_, message)| overwrites_header(&message.items("mutations"), name))
     }
 
     /// Returns what the client chooses about the value of a source; `None` if it cannot, or if that is not known.
@@ -171,7 +196,7 @@ impl<'n> ConnectionManager<'n, '_> {
             }
             Source::Metadata(_) | Source::RouteMetadata | Source::Other => return None,
         };
-        let is_overwritten = self.http_filters.iter().take(filter_at).any(|filter| filter.sets_header(&name));
+        let is_overwritten = self.http_filters.iter().take(filter_at).any(|filter| filter.overwrites_header(&name));
         match &*name {
             _ if is_overwritten => None,
             ":path" => self.path_choice(true),

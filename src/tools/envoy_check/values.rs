@@ -126,7 +126,8 @@ fn lacks_metadata_everywhere(
     is_known && sending.all(|route| !route.metadata.as_ref().and_then(has_it).unwrap_or(false))
 }
 
-/// Hints at descriptors that Envoy drops when a header or a query parameter is missing, once for each.
+/// Hints at descriptors that Envoy drops when a header or a query parameter is missing, once for each; warns in a filter
+/// that is to let no request pass unlimited.
 ///
 /// What is sent at the end of a stream has the entries of another descriptor, which has the hint. A header that
 /// `header_value_match` names was thought of.
@@ -155,7 +156,9 @@ fn hint_at_dropped_descriptors(
             [one] => format!("this descriptor needs {one}, which a request may lack"),
             several => format!("this descriptor needs all of {}, which a request may lack", several.join(", ")),
         };
-        found.report(EnvoyCheck::DescriptorMayBeDropped, &entry.node, message);
+        let must_hold = filter.node.flag("failure_mode_deny");
+        let severity = if must_hold { FindingSeverity::Warning } else { FindingSeverity::Hint };
+        found.report_with_severity(severity, EnvoyCheck::DescriptorMayBeDropped, &entry.node, message);
     }
 }
 
@@ -173,6 +176,15 @@ fn report_client_choice(
     if matches!(&*action.name, "remote_address" | "masked_remote_address") && !is_trusted {
         let message = "a limit by the client's address, without `use_remote_address`";
         found.report(EnvoyCheck::AddressForgeable, &action.node, message);
+    }
+    if let Some(name) = manager.find_joined_header(action, filter.at) {
+        let name = truncate_and_escape(name, MAX_NAME_CHARS);
+        let message =
+            format!("`{name}: a` and `{name}: b` in one request are `a,b` here; the application may read one");
+        let fix = format!(
+            "make it one value by `early_header_mutation_extensions`, as envoy/gateway.yaml does; or acknowledge it, if a proxy before this Envoy overwrites `{name}`"
+        );
+        found.report_with_fix(EnvoyCheck::ClientChosenSpelling, &action.node, message, Some(fix));
     }
     let source = Source::of(action);
     let Some(choice) = manager.find_client_choice(source, filter.at) else { return };

@@ -54,7 +54,7 @@ static_resources:
 "#;
 
 /// Short words of the tables, and what they stand for.
-const WORDS: [(&str, &str); 26] = [
+const WORDS: [(&str, &str); 27] = [
     (
         "LIMIT2",
         r#"- { name: second, typed_config: { "@type": RL, domain: edge, timeout: 1s, rate_limit_service: { transport_api_version: V3, grpc_service: { envoy_grpc: { cluster_name: tollkeeper } } } } }"#,
@@ -83,7 +83,11 @@ const WORDS: [(&str, &str); 26] = [
         "PLAIN",
         r#"- { name: plain, typed_config: { "@type": type.googleapis.com/envoy.extensions.filters.http.header_mutation.v3.HeaderMutation, mutations: { request_mutations: [{ remove: Accept-Encoding }] } } }"#,
     ),
-    // Filters, open to further fields.
+    // Open to further fields.
+    (
+        "EARLY",
+        r#"early_header_mutation_extensions: [{ name: early, typed_config: { "@type": type.googleapis.com/envoy.extensions.http.early_header_mutation.header_mutation.v3.HeaderMutation, mutations: [{ append: { header: { key: x-team, value: "%REQ(x-team)%" }"#,
+    ),
     (
         "MESSAGES",
         r#"- { name: messages, typed_config: { "@type": type.googleapis.com/envoy.extensions.filters.http.mcp.v3.Mcp, max_request_body_size: 65536"#,
@@ -308,7 +312,7 @@ const TABLE: &[(Parts, &[&str])] = &[
     (&[("FILTER", "rate_limits: [MADE]"), ("BEHIND", "MUTATION")], &["value-never-set"]),
     (&[("FILTER", "rate_limits: [MADE]")], &[]),
     (&[("FILTER", "rate_limits: [TEAM]"), ("BEHIND", "TO_METADATA")], &["value-never-set"]),
-    (&[("FILTER", "rate_limits: [TEAM]"), ("BEFORE", "TO_METADATA")], &[]),
+    (&[("FILTER", "rate_limits: [TEAM]"), ("BEFORE", "TO_METADATA")], &["client-chosen-spelling"]),
     (&[("FILTER", "rate_limits: [TEAM]")], &["value-never-set"]),
     (&[("FILTER", "rate_limits: [TEAM]"), ("BEFORE", "LUA")], &[]),
     (&[("FILTER", "rate_limits: [ENTRY]")], &["value-never-set"]),
@@ -689,6 +693,19 @@ const TABLE: &[(Parts, &[&str])] = &[
     ),
     (&[("FILTER", "rate_limits: [{ actions: [{ CLAIM }] }]")], &["client-chosen-spelling"]),
     (&[("FILTER", "rate_limits: [{ actions: [{ CLAIM }] }]"), ("BEFORE", "LUA")], &[]),
+    // A header that is sent twice, in metadata.
+    (
+        &[
+            ("BEFORE", "TO_METADATA"),
+            ("FILTER", "rate_limits: [TEAM]"),
+            ("MANAGER", "EARLY, append_action: OVERWRITE_IF_EXISTS } }] } }]"),
+        ],
+        &[],
+    ),
+    (
+        &[("BEFORE", "TO_METADATA"), ("FILTER", "rate_limits: [TEAM]"), ("MANAGER", "EARLY } }] } }]")],
+        &["client-chosen-spelling"],
+    ),
     // Which timeout holds.
     (&[("SERVICE", "timeout: 2s"), ("FILTER", "rate_limits: [ALL]")], &["timeout-not-used"]),
 ];
