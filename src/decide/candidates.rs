@@ -26,7 +26,7 @@ use crate::store::charge::{DeferredOutcomes, StoreOutcome, spawn_outcome_handler
 use crate::store::error::ChargeError;
 use crate::telemetry::metrics::limit_stats::{LimitStat, LimitStats};
 use crate::telemetry::service_metrics::ServiceMetrics;
-use crate::telemetry::top_keys::KeyHits;
+use crate::telemetry::top_keys::{KeyHits, UnenforcedMode};
 use crate::telemetry::traces::{SpanKind, SpanRef};
 
 /// Charges of the candidates of a request.
@@ -233,7 +233,11 @@ impl UnrecordedCandidateCharge {
         if let (true, Some(hits)) = (is_rejected, hits_in_keys(hits)) {
             of_rule.rejected_keys.add_hash(upper_half(key));
             let id = of_rule.combine_id_with_key(key);
-            metrics.top_keys.record_key(KeyHits { id, limit: &of_rule, hits }, now, push_text);
+            metrics.top_keys.record_key(
+                KeyHits { id, limit: &of_rule, mode: Some(UnenforcedMode::Candidate), hits },
+                now,
+                push_text,
+            );
         }
     }
 }

@@ -6,7 +6,7 @@
 //! them each decision counts once under its verdict. Recording changes no counter.
 //!
 //! Decides: when hits count as within, near or over a limit (`NEAR_LIMIT_RATIO`), or as rejected by the local cache.
-//! Decides: which rejections count in `/top`: shadow mode too, peeks as one hit, no `deny`; the hash of distinct keys.
+//! Decides: which rejections count in `/top`: those in shadow mode apart, peeks as one hit, no `deny`; the hash of distinct keys.
 
 use std::sync::Arc;
 
@@ -33,7 +33,7 @@ use crate::rules::rule::metric_names::build_override_metric_name;
 use crate::rules::rule::set::DomainRules;
 use crate::store::charge::DecidedBy;
 use crate::telemetry::metrics::limit_stats::{LimitStat, LimitStats};
-use crate::telemetry::top_keys::KeyHits;
+use crate::telemetry::top_keys::{KeyHits, UnenforcedMode};
 use crate::telemetry::unmatched_descriptors::UnmatchedDescriptor;
 
 /// Statistics that a limit counts under.
@@ -179,9 +179,9 @@ impl Decider {
         if let Some(weight) = self.metrics.busiest_keys.weight_if_sampled() {
             self.record_busy_key(now, decided, hits.saturating_mul(weight));
         }
-        for (at, (limit, result)) in selection.limits.iter().zip(results).enumerate() {
+        for (at, (selected, result)) in selection.limits.iter().zip(results).enumerate() {
             // Limits that came with a request share the statistics of their domain.
-            let Some(stats) = limit.stats.or_else(|| selection.domain.map(|domain| &domain.others)) else {
+            let Some(stats) = selected.stats.or_else(|| selection.domain.map(|domain| &domain.others)) else {
                 continue;
             };
             if at == 0 {
@@ -194,9 +194,11 @@ impl Decider {
             if !result.admitted {
                 stats.rejected_keys.add_hash(hash);
                 let id = stats.combine_id_with_key(key);
-                let named = (limit.stats.is_none()).then(|| self.override_stats(selection, descriptor)).flatten();
+                let named = selected.stats.is_none().then(|| self.override_stats(selection, descriptor)).flatten();
                 let limit = named.as_deref().unwrap_or(stats);
-                let rejected = KeyHits { id, limit, hits };
+                let in_shadow = selected.shadow || self.behaviour.shadow_mode;
+                let mode = in_shadow.then_some(UnenforcedMode::Shadow);
+                let rejected = KeyHits { id, limit, mode, hits };
                 self.metrics.top_keys.record_key(rejected, now, |text| {
                     write_entries_text(text, &path, self.value_form_in_keys(selection));
                 });
@@ -212,7 +214,7 @@ impl Decider {
         let Some(stats) = first.stats.or_else(|| selection.domain.map(|domain| &domain.others)) else { return };
         let named = first.stats.is_none().then(|| self.override_stats(selection, descriptor)).flatten();
         let limit = named.as_deref().unwrap_or(stats);
-        let busy = KeyHits { id: stats.combine_id_with_key(selection.key), limit, hits };
+        let busy = KeyHits { id: stats.combine_id_with_key(selection.key), limit, mode: None, hits };
         self.metrics.busiest_keys.record_key(busy, now, |text| {
             write_entries_text(text, &path, self.value_form_in_keys(selection));
         });

@@ -18,7 +18,7 @@ pub mod unmatched;
 
 use std::collections::HashMap;
 
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 
 use crate::rules::rule::set::RuleSet;
 use crate::telemetry::metrics::limit_stats::LimitName;
@@ -78,28 +78,6 @@ impl TryFrom<String> for SearchWords {
 pub struct DomainsByMetricName {
     /// `None` for a name that several domains have.
     by_metric_name: HashMap<String, Option<String>>,
-    /// Names of limits in metrics that only candidates, or only limits in shadow mode, have.
-    modes: HashMap<String, Option<UnenforcedMode>>,
-}
-
-/// Why a limit rejects nothing.
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum UnenforcedMode {
-    /// It stands beside an enforced limit to be compared.
-    Candidate,
-    /// It is in shadow mode.
-    Shadow,
-}
-
-impl UnenforcedMode {
-    /// Mark behind the name of a limit.
-    pub const fn name_suffix(self) -> &'static str {
-        match self {
-            Self::Candidate => " (candidate)",
-            Self::Shadow => " (shadow)",
-        }
-    }
 }
 
 impl DomainsByMetricName {
@@ -113,27 +91,12 @@ impl DomainsByMetricName {
                 .and_modify(|domain| *domain = None)
                 .or_insert_with(|| Some(domain.name.to_string()));
         }
-        let mut modes: HashMap<String, Option<UnenforcedMode>> = HashMap::new();
-        for limit in rules.into_iter().flat_map(RuleSet::rules).flat_map(|rule| &rule.limits) {
-            let mode = match (limit.candidate, limit.shadow) {
-                (true, _) => Some(UnenforcedMode::Candidate),
-                (false, true) => Some(UnenforcedMode::Shadow),
-                (false, false) => None,
-            };
-            let known = modes.entry(limit.stats.name().as_str().to_owned()).or_insert(mode);
-            *known = known.filter(|known| Some(*known) == mode);
-        }
-        Self { by_metric_name, modes }
+        Self { by_metric_name }
     }
 
     /// Domain of a limit; `None` if it is not certain.
     pub fn find_domain(&self, limit: &LimitName) -> Option<String> {
         self.find_domain_by_metric_name(limit.known_domain()?)
-    }
-
-    /// Returns why a limit rejects nothing; `None` if it rejects, or if it is not certain.
-    pub fn find_mode(&self, limit: &LimitName) -> Option<UnenforcedMode> {
-        self.modes.get(limit.as_str()).copied().flatten()
     }
 
     /// Returns the domain that has this name in metrics; `None` if it is not certain.

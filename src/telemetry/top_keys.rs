@@ -23,6 +23,8 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
+use serde::{Deserialize, Serialize};
+
 use self::space_saving::{CountEstimate, SpaceSaving};
 use super::metrics::limit_stats::{LimitName, LimitStats};
 use crate::base::clock::Time;
@@ -80,8 +82,29 @@ struct MinuteWindow {
 #[derive(Clone, Debug)]
 struct LimitAndKey {
     limit: Arc<LimitName>,
+    mode: Option<UnenforcedMode>,
     /// UTF-8.
     text: Vec<u8>,
+}
+
+/// Why a limit that was exceeded rejected nothing.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum UnenforcedMode {
+    /// It stands beside an enforced limit to be compared.
+    Candidate,
+    /// It was in shadow mode.
+    Shadow,
+}
+
+impl UnenforcedMode {
+    /// Mark behind the name of a limit.
+    pub const fn name_suffix(self) -> &'static str {
+        match self {
+            Self::Candidate => " (candidate)",
+            Self::Shadow => " (shadow)",
+        }
+    }
 }
 
 /// Hits of a key: those that a limit rejected, or all of a sampled decision.
@@ -91,6 +114,8 @@ pub struct KeyHits<'l> {
     pub id: u128,
     /// Limit that the key counts under.
     pub limit: &'l LimitStats,
+    /// Why the limit rejected nothing; `None` if it did. Both are counted apart.
+    pub mode: Option<UnenforcedMode>,
     /// Number of hits that had to fit: 1 for a peek.
     pub hits: u64,
 }
@@ -100,6 +125,8 @@ pub struct KeyHits<'l> {
 pub struct KeyCount {
     /// Limit that the key counts under.
     pub limit: Arc<LimitName>,
+    /// Why the limit rejected nothing; `None` if it did.
+    pub mode: Option<UnenforcedMode>,
     /// `key=value,key=value`, escaped, with a hash if it is cut to [`MAX_KEY_TEXT_BYTES`].
     pub text: Arc<str>,
     /// True if the values in the text are known to be as sent.
@@ -172,7 +199,8 @@ impl TopKeys {
     /// appends UTF-8.
     pub fn record_key(&self, counted: KeyHits<'_>, now: Time, push_text: impl FnOnce(&mut Vec<u8>)) {
         let Some(shards) = &self.shards else { return };
-        let KeyHits { id, limit, hits } = counted;
+        let KeyHits { id, limit, mode, hits } = counted;
+        let id = id ^ mode.map_or(0, |mode| mode as u128 + 1);
         let seconds = self.unix_seconds_by_redis_clock(now);
         let (minute, second_mark) = (seconds / MINUTE_S, 1 << (seconds % MINUTE_S));
         let mut windows = shards.lock_shard(lower_half(id));
@@ -188,6 +216,7 @@ impl TopKeys {
                 if !Arc::ptr_eq(&label.limit, limit.name_arc()) {
                     label.limit = Arc::clone(limit.name_arc());
                 }
+                label.mode = mode;
                 label.text.clear();
                 push_text(&mut label.text);
             };
@@ -327,7 +356,7 @@ fn add_keys_of_minute<'k>(
 
 impl LimitAndKey {
     fn new(limit: &LimitStats) -> Self {
-        Self { limit: Arc::clone(limit.name_arc()), text: Vec::new() }
+        Self { limit: Arc::clone(limit.name_arc()), mode: None, text: Vec::new() }
     }
 }
 
@@ -342,6 +371,7 @@ impl KeySum {
     fn new(label: &LimitAndKey) -> Self {
         let key = KeyCount {
             limit: Arc::clone(&label.limit),
+            mode: label.mode,
             text: String::from_utf8_lossy(&label.text).into(),
             has_plain_values: true,
             at_least: 0,

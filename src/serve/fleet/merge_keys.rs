@@ -21,7 +21,7 @@ use std::sync::Arc;
 
 use super::summary::{PublishedKeyForm, RejectedKeysMinuteSummary, ReplicaSummary};
 use crate::telemetry::metrics::limit_stats::LimitName;
-use crate::telemetry::top_keys::{KEPT_MINUTES, KeyCount, TopKeysSnapshot};
+use crate::telemetry::top_keys::{KEPT_MINUTES, KeyCount, TopKeysSnapshot, UnenforcedMode};
 
 /// Maximum number of keys in a minute; more are kept until there are twice as many.
 const MAX_KEYS_PER_MINUTE: usize = 3_000;
@@ -46,6 +46,7 @@ pub struct MergedRejectedKeys {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct MergedRejectedKey {
     limit: Arc<LimitName>,
+    mode: Option<UnenforcedMode>,
     text: Arc<str>,
     has_plain_values: bool,
 }
@@ -80,7 +81,7 @@ impl MergedRejectedKeys {
             .map(|key| {
                 let name = summary.names.get(key.name).filter(|_| key.text.len() <= MAX_KEY_TEXT_BYTES)?;
                 let limit = self.find_or_add_limit_name(name, summary.domain_bytes.get(key.name).copied())?;
-                Some(MergedRejectedKey { limit, text: key.text.as_str().into(), has_plain_values })
+                Some(MergedRejectedKey { limit, mode: key.mode, text: key.text.as_str().into(), has_plain_values })
             })
             .collect();
         let mut is_complete = true;
@@ -139,6 +140,7 @@ impl MergedRejectedKeys {
             .into_iter()
             .map(|(key, sum)| KeyCount {
                 limit: Arc::clone(&key.limit),
+                mode: key.mode,
                 text: Arc::clone(&key.text),
                 has_plain_values: key.has_plain_values,
                 at_least: sum.at_least,
@@ -257,6 +259,7 @@ impl MergedBusiestKeys {
             .filter(|(id, _)| filter(&id.limit))
             .map(|(id, hits)| KeyCount {
                 limit: Arc::new(id.limit.clone()),
+                mode: None,
                 text: id.text.as_str().into(),
                 has_plain_values: id.has_plain_values,
                 at_least: *hits,

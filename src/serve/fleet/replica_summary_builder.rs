@@ -23,7 +23,7 @@ use crate::serve::metrics_collector::MetricsCollector;
 use crate::serve::status::{DecisionTotals, RecentDecisionCounts, RulesStatus, StoreStatus};
 use crate::telemetry::metrics::limit_stats::LimitName;
 use crate::telemetry::service_metrics::ServiceMetrics;
-use crate::telemetry::top_keys::{KEPT_MINUTES, KeyCount, KeyCountsInMinute};
+use crate::telemetry::top_keys::{KEPT_MINUTES, KeyCount, KeyCountsInMinute, UnenforcedMode};
 
 /// Number of earlier totals that are kept: the recent decisions span this many intervals.
 const MAX_KEPT_DECISION_TOTALS: usize = 12;
@@ -187,7 +187,7 @@ pub fn add_rejected_keys(
     names: &mut ListedLimitNames,
     mut room: usize,
 ) {
-    let mut indexes: HashMap<(usize, Arc<str>), usize> = HashMap::new();
+    let mut indexes: HashMap<(usize, Option<UnenforcedMode>, Arc<str>), usize> = HashMap::new();
     summary.minutes = minutes
         .iter()
         .map(|minute| RejectedKeysMinuteSummary {
@@ -200,15 +200,15 @@ pub fn add_rejected_keys(
     'ranks: for rank in 0..deepest {
         for (minute, of_summary) in minutes.iter().zip(&mut summary.minutes) {
             let Some(rejected) = minute.keys.get(rank) else { continue };
-            let KeyCount { limit, text, at_least, at_most, requests, .. } = rejected;
+            let KeyCount { limit, mode, text, at_least, at_most, requests, .. } = rejected;
             let name = names.find_or_add_name_index(limit, &mut room);
             let key = name.and_then(|name| {
-                let known = indexes.get(&(name, Arc::clone(text))).copied();
+                let known = indexes.get(&(name, *mode, Arc::clone(text))).copied();
                 known.or_else(|| {
-                    let key = RejectedKeySummary { name, text: text.to_string() };
+                    let key = RejectedKeySummary { name, text: text.to_string(), mode: *mode };
                     room = room.checked_sub(count_json_bytes(&key))?;
                     summary.keys.push(key);
-                    indexes.insert((name, Arc::clone(text)), summary.keys.len() - 1);
+                    indexes.insert((name, *mode, Arc::clone(text)), summary.keys.len() - 1);
                     Some(summary.keys.len() - 1)
                 })
             });

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::finding::Finding;
 use crate::serve::quota::page::QuotaTotals;
 use crate::serve::status::{RecentDecisionCounts, RulesStatus, StoreStatus};
+use crate::telemetry::top_keys::UnenforcedMode;
 
 /// Version of the format.
 pub const SUMMARY_VERSION: u32 = 2;
@@ -94,6 +95,9 @@ pub struct RejectedKeySummary {
     /// Text of the key.
     #[serde(rename = "t")]
     pub text: String,
+    /// Why the limit rejected nothing; absent if it did.
+    #[serde(rename = "m", default, skip_serializing_if = "Option::is_none")]
+    pub mode: Option<UnenforcedMode>,
 }
 
 /// A key with many hits: its text, the index of its limit, and an estimate.

@@ -192,8 +192,8 @@ impl ReportPage for RejectionsReport {
     const REQUIRES: RequiredData = RequiredData::Keys;
 
     fn build(sources: &Sources, query: &RejectionsQuery) -> Result<Self, NoReport> {
-        let (service, domains) = (&sources.collector.service, DomainsByMetricName::new(sources.rules()));
-        Self::new(&service.decider.metrics.top_keys, &domains, service.clock.now(), query, sources.has_values())
+        let service = &sources.collector.service;
+        Self::new(&service.decider.metrics.top_keys, service.clock.now(), query, sources.has_values())
             .map_err(|error| NoReport(StatusCode::BAD_REQUEST, format!("{error}\n")))
     }
 

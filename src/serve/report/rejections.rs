@@ -9,13 +9,12 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::top::parse_shown_entries;
-use super::{DomainsByMetricName, UnenforcedMode};
 use crate::base::clock::Time;
 use crate::base::text::escape_unprintable;
 use crate::base::text_table::{Format, NumberAlignment, format_table};
 use crate::decide::key_text::KeyEntry;
 use crate::telemetry::metrics::limit_stats::LimitName;
-use crate::telemetry::top_keys::TopKeys;
+use crate::telemetry::top_keys::{TopKeys, UnenforcedMode};
 
 /// Query of `/rejections`.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -73,7 +72,7 @@ pub struct KeyRejectionsInMinute {
     pub rejected_at_most: u64,
     /// Lower bound of the rejected requests.
     pub requests_at_least: u64,
-    /// Why the limit rejects nothing; absent for one that rejects.
+    /// Why the limit rejected nothing; absent if it did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mode: Option<UnenforcedMode>,
 }
@@ -85,7 +84,6 @@ impl RejectionsReport {
     /// The time of the query is none.
     pub fn new(
         top_keys: &TopKeys,
-        domains: &DomainsByMetricName,
         now: Time,
         query: &RejectionsQuery,
         has_values: bool,
@@ -112,7 +110,7 @@ impl RejectionsReport {
                         rejected_at_least: rejected.at_least,
                         rejected_at_most: rejected.at_most,
                         requests_at_least: rejected.requests,
-                        mode: domains.find_mode(&rejected.limit),
+                        mode: rejected.mode,
                     });
                 }
             }

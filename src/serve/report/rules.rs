@@ -153,6 +153,9 @@ pub struct LimitReport {
     pub matched: u64,
     /// Number of decisions that rejected, by a policy and in shadow mode too.
     pub rejected: u64,
+    /// Part of `rejected` that passed, because of shadow mode or as a candidate.
+    #[serde(default)]
+    pub rejected_in_shadow: u64,
     /// Hits within the limit and above NEAR_LIMIT_RATIO of it.
     pub near_limit_hits: u64,
     /// Estimated number of distinct keys.
@@ -428,7 +431,7 @@ impl LimitReport {
         // Keys of a rule are counted with its first limit.
         let first = rule.limits.first().map_or(stats, |first| &first.stats);
         let enforced = rule.limits.first().filter(|first| limit.candidate && !first.candidate);
-        let decisions = stats.total_decision_counts();
+        let decisions = stats.decisions_by_result();
         #[expect(clippy::cast_precision_loss, reason = "a share needs no more digits")]
         let burst_share = (bursts.rejected > 0).then(|| bursts.in_bursts as f64 / bursts.rejected as f64);
         let mut report = Self {
@@ -447,8 +450,9 @@ impl LimitReport {
             age_s: stats.age().as_secs(),
             recently_matched: 0,
             recently_rejected: 0,
-            matched: decisions.total,
-            rejected: decisions.rejected,
+            matched: decisions.matched,
+            rejected: decisions.rejected + decisions.exceeded_in_shadow,
+            rejected_in_shadow: decisions.exceeded_in_shadow,
             near_limit_hits: stats.counter_value(LimitStat::NearLimit),
             distinct_keys: first.keys.estimate(),
             distinct_rejected_keys: stats.rejected_keys.estimate(),
@@ -478,10 +482,14 @@ impl LimitReport {
             [self.matched, self.rejected, self.near_limit_hits, self.distinct_keys, self.distinct_rejected_keys];
         let [matched, rejected, near, keys, rejected_keys] = numbers.map(|number| number.to_string());
         let [recently_matched, recently_rejected] = recent;
+        let in_shadow = self.rejected_in_shadow;
+        let enforced = self.rejected.saturating_sub(in_shadow);
         let mode = match (self.candidate, self.shadow_mode, &self.enforced_share) {
             (true, ..) => " (candidate)".to_owned(),
+            (false, true, _) if enforced > 0 => format!(" (shadow mode, {enforced} rejected before)"),
             (false, true, _) => " (shadow mode)".to_owned(),
             (false, false, Some(share)) => format!(" (for {share} of the keys)"),
+            (false, false, None) if in_shadow > 0 => format!(" ({in_shadow} of the rejected in shadow mode)"),
             (false, false, None) => String::new(),
         };
         let rule = format!("{}{mode}", escape_unprintable(&self.rule));

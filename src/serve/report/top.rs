@@ -9,13 +9,13 @@ use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{DomainsByMetricName, UnenforcedMode};
+use super::DomainsByMetricName;
 use crate::base::clock::Time;
 use crate::base::text::escape_unprintable;
 use crate::base::text_table::{Format, NumberAlignment, format_table};
 use crate::decide::key_text::KeyEntry;
 use crate::telemetry::metrics::limit_stats::LimitName;
-use crate::telemetry::top_keys::{HitsInMinute, KEPT_MINUTES, KeyCount, TopKeys, TopKeysSnapshot};
+use crate::telemetry::top_keys::{HitsInMinute, KEPT_MINUTES, KeyCount, TopKeys, TopKeysSnapshot, UnenforcedMode};
 
 /// Query of `/top`.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -138,7 +138,7 @@ pub struct TopKey {
     /// Lower bound of the rejected requests; a peek is one hit.
     #[serde(default)]
     pub requests_at_least: u64,
-    /// Why the limit rejects nothing; absent for one that rejects.
+    /// Why the limit rejected nothing; absent if it did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mode: Option<UnenforcedMode>,
 }
@@ -215,7 +215,7 @@ impl TopReport {
         let mut by_limit: Vec<RejectedKeysOfLimit> = Vec::new();
         let mut indexes = HashMap::new();
         for rejected in &keys {
-            let index = *indexes.entry(rejected.limit.as_str()).or_insert_with(|| {
+            let index = *indexes.entry((rejected.limit.as_str(), rejected.mode)).or_insert_with(|| {
                 let rule = rejected.limit.as_str().to_owned();
                 by_limit.push(RejectedKeysOfLimit { rule, rejected_at_least: 0, keys: Vec::new() });
                 by_limit.len() - 1
@@ -320,7 +320,7 @@ impl TopKey {
             rejected_at_least: rejected.at_least,
             rejected_at_most: rejected.at_most,
             requests_at_least: rejected.requests,
-            mode: domains.find_mode(&rejected.limit),
+            mode: rejected.mode,
         }
     }
 }

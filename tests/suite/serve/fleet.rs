@@ -173,7 +173,7 @@ fn plausible(incarnation: &str, now_us: u64) -> ReplicaSummary {
         started_us: now_us - 60_000_000,
         published_us: now_us,
         names: vec!["shop.user".to_owned()],
-        keys: vec![RejectedKeySummary { name: 0, text: "user=ann".to_owned() }],
+        keys: vec![RejectedKeySummary { name: 0, text: "user=ann".to_owned(), mode: None }],
         minutes: vec![RejectedKeysMinuteSummary {
             minute: now_us / 60_000_000,
             max_missed: 0,
@@ -429,7 +429,7 @@ fn largest(index: usize, now_us: u64) -> Vec<u8> {
     let mut summary = plausible(&format!("large{index}"), now_us);
     summary.names = (0..600).map(|name| format!("{index}.{name}")).collect();
     summary.keys = (0..80)
-        .map(|key| RejectedKeySummary { name: key, text: format!("{index}.{key}.{}", "x".repeat(380)) })
+        .map(|key| RejectedKeySummary { name: key, text: format!("{index}.{key}.{}", "x".repeat(380)), mode: None })
         .collect();
     let minute = summary.minutes[0].minute;
     summary.minutes = (0..10)

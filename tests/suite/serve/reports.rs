@@ -11,7 +11,7 @@ use tollkeeper::serve::report::{DomainsByMetricName, top};
 use tollkeeper::telemetry::hyperloglog::HyperLogLog;
 use tollkeeper::telemetry::metrics::limit_stats::{LimitName, LimitStats};
 use tollkeeper::telemetry::top_keys::space_saving::SpaceSaving;
-use tollkeeper::telemetry::top_keys::{KEPT_MINUTES, KeyHits, TopKeys};
+use tollkeeper::telemetry::top_keys::{KEPT_MINUTES, KeyHits, TopKeys, UnenforcedMode};
 
 use kit::fixtures::{decide, in_parallel, load_shop_rules, shop_request};
 use kit::test_service::{TestRequest, TestService};
@@ -109,7 +109,7 @@ proptest! {
         for (minute, key, hits) in rejections {
             let id = (key as u128 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
             let now = NOON.plus_us(minute * 60 * SECOND_US);
-            top.record_key(KeyHits { id, limit: &stats, hits }, now, |text| text.extend_from_slice(key.to_string().as_bytes()));
+            top.record_key(KeyHits { id, limit: &stats, mode: None, hits }, now, |text| text.extend_from_slice(key.to_string().as_bytes()));
             *truth.entry(key.to_string()).or_default() += hits;
         }
         let found = top.snapshot(NOON.plus_us(5 * 60 * SECOND_US), KEPT_MINUTES, |_| true);
@@ -222,10 +222,44 @@ fn rejections_leave_the_report_with_their_minute() {
     assert_eq!(rejected_hits(10), 0);
 }
 
+#[test]
+fn rejections_keep_the_mode_in_which_they_happened() {
+    let rule = |mode: &str| {
+        format!("descriptors:\n- {{key: login, {mode} rate_limit: {{unit: day, requests_per_unit: 1}}}}\n")
+    };
+    let service = test_service(&rule("shadow_mode: true,"));
+    send(&service, "login=ann", 4);
+    assert!(rules_text(&service).contains(" shop.login (shadow mode)\n"), "{}", rules_text(&service));
+    load_shop_rules(&service, &rule(""));
+    send(&service, "login=ann", 2);
+    let report = top(&service, &top::TopQuery::default());
+    let modes = report.overall.iter().map(|key| (key.rejected_at_least, key.mode));
+    assert_eq!(modes.collect::<Vec<_>>(), [(3, Some(UnenforcedMode::Shadow)), (2, None)]);
+    let text = report.format_text(top::TopTextContent::Rejected);
+    assert!(
+        text.contains("\nshop.login (shadow): at least 3\n") && text.contains("\nshop.login: at least 2\n"),
+        "{text}"
+    );
+    let top_keys = &service.inner.decider.metrics.top_keys;
+    let rows = RejectionsReport::new(top_keys, service.now(), &RejectionsQuery::default(), true).unwrap().rejections;
+    let modes = rows.iter().map(|row| (row.rejected_at_least, row.mode));
+    assert_eq!(modes.collect::<Vec<_>>(), [(3, Some(UnenforcedMode::Shadow)), (2, None)]);
+    assert!(
+        rules_text(&service).contains(" shop.login (3 of the rejected in shadow mode)\n"),
+        "{}",
+        rules_text(&service)
+    );
+    load_shop_rules(&service, &rule("shadow_mode: true,"));
+    assert!(
+        rules_text(&service).contains(" shop.login (shadow mode, 2 rejected before)\n"),
+        "{}",
+        rules_text(&service)
+    );
+}
+
 /// Rows of `/rejections`, as `minute key requests`.
 fn rejections(service: &TestService, query: &RejectionsQuery) -> Vec<String> {
-    let (top_keys, domains) = (&service.inner.decider.metrics.top_keys, DomainsByMetricName::default());
-    let report = RejectionsReport::new(top_keys, &domains, service.now(), query, true).unwrap();
+    let report = RejectionsReport::new(&service.inner.decider.metrics.top_keys, service.now(), query, true).unwrap();
     let row = |row: &KeyRejectionsInMinute| format!("{} {} {}", &row.minute[11..16], row.key, row.requests_at_least);
     report.rejections.iter().map(row).collect()
 }
@@ -250,8 +284,8 @@ fn rejections_of_the_last_hour_are_found_by_key_and_minute() {
     }
     for at in ["8", "24:00", "08:60", "now", "08:1"] {
         let query = RejectionsQuery { at: Some(at.to_owned()), ..Default::default() };
-        let (top_keys, domains) = (&service.inner.decider.metrics.top_keys, DomainsByMetricName::default());
-        assert!(RejectionsReport::new(top_keys, &domains, service.now(), &query, true).is_err(), "{at}");
+        let top_keys = &service.inner.decider.metrics.top_keys;
+        assert!(RejectionsReport::new(top_keys, service.now(), &query, true).is_err(), "{at}");
     }
     service.advance_us(29 * 60 * SECOND_US);
     assert_eq!(rejections(&service, &by_key), [later.clone(), ann]);
@@ -265,7 +299,7 @@ fn remembered_rejections_are_bounded_and_those_with_most_hits() {
     let stats = LimitStats::new(LimitName::new(["shop", "key"]));
     let reject = |key: u64, hits: u64, now: Time| {
         let id = u128::from(mixed(key)) << 64 | u128::from(mixed(key + 1_000_000));
-        top.record_key(KeyHits { id, limit: &stats, hits }, now, |text| {
+        top.record_key(KeyHits { id, limit: &stats, mode: None, hits }, now, |text| {
             text.extend_from_slice(key.to_string().as_bytes());
         });
     };

@@ -31,6 +31,7 @@ fn pages_of_alarms_exist() {
 #[test]
 fn hot_key_has_more_than_half_of_many_hits_and_no_burst() {
     let key = |at_least: u64, in_bursts: u64| KeyCount {
+        mode: None,
         limit: Arc::new(LimitName::new(["shop", "user"])),
         text: "user=ann".into(),
         has_plain_values: true,

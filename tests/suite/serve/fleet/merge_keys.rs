@@ -11,7 +11,7 @@ use tollkeeper::serve::fleet::summary::{
     ReplicaSummary,
 };
 use tollkeeper::telemetry::metrics::limit_stats::{LimitName, LimitStats};
-use tollkeeper::telemetry::top_keys::{KEPT_MINUTES, KeyHits, TopKeys};
+use tollkeeper::telemetry::top_keys::{KEPT_MINUTES, KeyHits, TopKeys, UnenforcedMode};
 
 const MAX_KEYS_PER_MINUTE: usize = 3_000;
 
@@ -41,14 +41,15 @@ proptest! {
         rejections.sort_by_key(|(_, minute, ..)| *minute);
         let stats = [["shop", "a"], ["shop", "b"]].map(|name| LimitStats::new(LimitName::new(name)));
         let replicas: Vec<TopKeys> = (0..5).map(|_| TopKeys::new(counters)).collect();
-        let mut truth: BTreeMap<(String, String), u64> = BTreeMap::new();
+        let mut truth: BTreeMap<(String, bool, String), u64> = BTreeMap::new();
         for (replica, at, key, hits) in rejections {
-            let (limit, text) = (&stats[key % 2], key.to_string());
+            let (limit, text, in_shadow) = (&stats[key % 2], (key % 20).to_string(), key < 20);
+            let (key, mode) = (key % 20, in_shadow.then_some(UnenforcedMode::Shadow));
             // Each process hashes keys in its own way.
             let id = (key as u128 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835 + replica as u128 * 2);
-            let rejection = KeyHits { id, limit, hits };
+            let rejection = KeyHits { id, limit, mode, hits };
             replicas[replica].record_key(rejection, minute(at), |pushed| pushed.extend_from_slice(text.as_bytes()));
-            *truth.entry((limit.name().as_str().to_owned(), text)).or_default() += hits;
+            *truth.entry((limit.name().as_str().to_owned(), in_shadow, text)).or_default() += hits;
         }
         let mut merged = MergedRejectedKeys::default();
         for top_keys in &replicas {
@@ -58,7 +59,10 @@ proptest! {
         let bounds: BTreeMap<_, _> = found
             .keys
             .iter()
-            .map(|key| ((key.limit.as_str().to_owned(), key.text.to_string()), (key.at_least, key.at_most)))
+            .map(|key| {
+                let id = (key.limit.as_str().to_owned(), key.mode.is_some(), key.text.to_string());
+                (id, (key.at_least, key.at_most))
+            })
             .collect();
         for (key, hits) in &truth {
             match bounds.get(key) {
@@ -74,7 +78,7 @@ fn exact(keys: impl Iterator<Item = (usize, u64)>) -> ReplicaSummary {
     let mut summary = ReplicaSummary { names: vec!["shop.a".to_owned()], ..ReplicaSummary::default() };
     let mut minute = RejectedKeysMinuteSummary { minute: FIRST, ..RejectedKeysMinuteSummary::default() };
     for (index, (key, hits)) in keys.enumerate() {
-        summary.keys.push(RejectedKeySummary { name: 0, text: key.to_string() });
+        summary.keys.push(RejectedKeySummary { name: 0, text: key.to_string(), mode: None });
         minute.counts.push(RejectedKeyCountSummary { key: index, at_least: hits, at_most: hits, requests: hits });
     }
     summary.minutes.push(minute);

@@ -33,8 +33,12 @@ mod size {
         let top_keys = TopKeys::new(2048);
         for minute in 0..10 {
             for key in 0..2000 {
-                let rejection =
-                    KeyHits { id: (key as u128 + 1) << 64 | key as u128, limit: &limits[key % limits.len()], hits: 1 };
+                let rejection = KeyHits {
+                    id: (key as u128 + 1) << 64 | key as u128,
+                    limit: &limits[key % limits.len()],
+                    mode: None,
+                    hits: 1,
+                };
                 top_keys.record_key(rejection, Time::from_secs((30_000_000 + minute) * 60), |text| {
                     text.extend_from_slice(texts(key).as_bytes());
                 });
