@@ -393,7 +393,7 @@ impl ChargedRequest<'_, '_, '_> {
         let Some(selection) = selection else { return text };
         let _ = match selection.rule {
             Some(compiled) => write!(text, " -> {} ({})", compiled.rule.path, compiled.rule.location),
-            None if selection.limits.is_empty() => write!(text, " -> no rule"),
+            None if selection.limits.is_empty() => write!(text, " -> no limit"),
             None => write!(text, " -> limit of the request"),
         };
         for (at, limit) in selection.limits.iter().enumerate() {

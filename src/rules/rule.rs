@@ -303,11 +303,16 @@ impl Rule {
             RuleAllowance::Unlimited { .. } => false,
             RuleAllowance::Limits(limits) => limits.iter().any(|of_rule| of_rule.limit.follows_streams()),
         };
-        let choices = self.plan.as_ref().and_then(|plan| plan.choices.as_ref());
-        has(self) || choices.is_some_and(|choices| choices.plans.iter().flatten().any(has))
+        has(self) || self.plan_rules().any(has)
     }
 
     /// The rule under each plan but its default one.
+    pub fn plan_rules(&self) -> impl Iterator<Item = &Self> {
+        let choices = self.plan.as_ref().and_then(|plan| plan.choices.as_ref());
+        choices.into_iter().flat_map(|choices| choices.plans.iter().flatten())
+    }
+
+    /// As [`Rule::plan_rules`], to change them.
     pub fn plan_rules_mut(&mut self) -> impl Iterator<Item = &mut Self> {
         let choices = self.plan.as_mut().and_then(|plan| plan.choices.as_mut());
         choices.into_iter().flat_map(|choices| choices.plans.iter_mut().flatten())

@@ -1,7 +1,7 @@
 //! Difference between two sets of rules, by limit: `shop.user 300 -> 5 a minute; 1 changed, 1 added, 0 removed`.
 //!
 //! A limit is known by its name in metrics, and compared by its written keys. What is no key of a limit does not show:
-//! the contents of files with sets, bodies, metadata and comments.
+//! the contents of files with sets or tables, bodies, metadata and comments.
 //!
 //! Decides: what a load says of the limits that it changed (`RuleChanges`), and of how many.
 
@@ -31,9 +31,7 @@ impl LimitList {
     /// Limits of compiled rules, those of plans included.
     pub fn of_rules(rules: &RuleSet) -> Self {
         let mut list = Self::default();
-        for compiled in rules.rules() {
-            list.add_rule(compiled.to_rule());
-        }
+        rules.rules().for_each(|compiled| list.add_limits(&compiled.rule));
         list
     }
 
@@ -42,15 +40,13 @@ impl LimitList {
         let mut list = Self::default();
         let mut waiting: Vec<&RuleNode> = domains.iter().flat_map(|domain| &domain.descriptors).collect();
         while let Some(node) = waiting.pop() {
-            node.rule.iter().for_each(|rule| list.add_rule(rule.clone()));
+            if let Some(rule) = &node.rule {
+                list.add_limits(rule);
+                rule.plan_rules().for_each(|of_plan| list.add_limits(of_plan));
+            }
             waiting.extend(node.descriptors.iter());
         }
         list
-    }
-
-    fn add_rule(&mut self, mut rule: Rule) {
-        self.add_limits(&rule);
-        rule.plan_rules_mut().for_each(|of_plan| self.add_limits(of_plan));
     }
 
     fn add_limits(&mut self, rule: &Rule) {
@@ -113,7 +109,7 @@ impl RuleChanges {
     /// Formats the numbers.
     pub fn format_counts(&self) -> String {
         match self.count() {
-            0 => "no limit changed".to_owned(),
+            0 => "no limit changed (bodies, metadata and tables are not compared)".to_owned(),
             _ => format!("{} changed, {} added, {} removed", self.changed, self.added, self.removed),
         }
     }

@@ -560,20 +560,6 @@ impl CompiledRule {
         std::iter::once(self).chain(others)
     }
 
-    /// The rule in tree form, with the plans that its table chooses from.
-    pub(super) fn to_rule(&self) -> Rule {
-        let mut rule = self.rule.clone();
-        if let (Some(plan), Some(compiled)) = (rule.plan.as_mut(), self.plans.as_deref()) {
-            plan.choices = Some(PlanChoices {
-                entry: compiled.entry,
-                plans: compiled.plans.iter().map(|other| other.as_ref().map(|other| other.rule.clone())).collect(),
-                shadow: compiled.own_shadow,
-                quota: compiled.own_quota,
-            });
-        }
-        rule
-    }
-
     /// The table that chooses the plan, and the value that is looked up; `None` if the rule has no plans.
     pub fn looked_up_table_and_value<'a>(
         &self,

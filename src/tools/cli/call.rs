@@ -207,7 +207,7 @@ impl CallSummary {
             page += match last.overall_code() {
                 Code::OverLimit => "an entry is blocked (`tollkeeper blocks` lists the blocked values)\n",
                 _ => {
-                    "no limit applies: the domain has no rules, or none of them matches (`tollkeeper explain` says which)\n"
+                    "no limit applies: no rule of the domain matches, or one without a limit (`tollkeeper explain` says which)\n"
                 }
             };
         }

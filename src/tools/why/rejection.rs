@@ -79,7 +79,7 @@ pub fn format_limit_origin(descriptor: &DescriptorRecord<'_>) -> String {
             let period = period_in_words(unit, (*multiplier).max(1));
             format!("the limit that came with the request: {requests_per_unit} per {period}")
         }
-        (None, None) => "no rule".to_owned(),
+        (None, None) => "no limit".to_owned(),
     }
 }
 

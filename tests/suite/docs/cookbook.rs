@@ -36,7 +36,7 @@ const NEW_YEAR: Time = Time::from_secs(1_767_225_600);
 const TEMPLATE: &str = "tests/suite/docs/cookbook/envoy.yaml";
 
 /// Headings of the page; each recipe has a test below, which names its number.
-const RECIPES: [&str; 32] = [
+const RECIPES: [&str; 33] = [
     "Premium users get more",
     "A limit for one path and method",
     "So many a day, and bursts",
@@ -69,6 +69,7 @@ const RECIPES: [&str; 32] = [
     "A usage page for each tenant",
     "A budget in micro-dollars, told at 80 percent",
     "A plan, then credits",
+    "Some paths are refused without an answer",
 ];
 
 /// A recipe's tollkeeper behind a recipe's Envoy.
@@ -76,6 +77,8 @@ struct Served {
     envoy: Envoy,
     tollkeeper: Tollkeeper,
     files: TempDir,
+    /// Calls that are to fail.
+    failing_calls: u64,
 }
 
 impl Served {
@@ -104,7 +107,7 @@ impl Served {
         let tollkeeper = change(setup).start();
         let bootstrap = |template: String| change_bootstrap(recipe.bootstrap(&template));
         let envoy = Envoy::start_file(TEMPLATE, &[tollkeeper.grpc_port()], bootstrap);
-        Self { envoy, tollkeeper, files }
+        Self { envoy, tollkeeper, files, failing_calls: 0 }
     }
 
     /// Serves a way of the recipe of that number in front of an upstream whose answers stay open.
@@ -121,7 +124,7 @@ impl Served {
         let envoy = Envoy::start_file(TEMPLATE, &[tollkeeper.grpc_port()], |template| {
             upstream.replace_in(&recipe.bootstrap(&template))
         });
-        Self { envoy, tollkeeper, files }
+        Self { envoy, tollkeeper, files, failing_calls: 0 }
     }
 }
 
@@ -130,7 +133,7 @@ impl Drop for Served {
     fn drop(&mut self) {
         if !thread::panicking() {
             let failed = self.envoy.stat("cluster.upstream.ratelimit.error");
-            assert_eq!(failed, 0, "calls failed; tollkeeper said:\n{}", self.tollkeeper.stderr());
+            assert_eq!(failed, self.failing_calls, "calls failed; tollkeeper said:\n{}", self.tollkeeper.stderr());
         }
     }
 }
@@ -802,6 +805,17 @@ fn first_roll_out_rejects_nothing_and_shows_who_would_be() {
     wait_for("the rule to reject", || {
         (served.envoy.get("/").header("x-user", "ann").send().status == 429).then_some(())
     });
+}
+
+#[test]
+fn payments_are_refused_without_an_answer() {
+    let mut served = Served::start(&Recipe::find(33));
+    let (payment, other) = (served.envoy.get("/payments/7"), served.envoy.get("/"));
+    assert_limit(60, &payment);
+    assert_eq!(other.send().status, 429, "one limit for both");
+    served.tollkeeper.kill();
+    served.failing_calls = 2;
+    assert_eq!((payment.send().status, other.send().status), (503, 200));
 }
 
 #[test]

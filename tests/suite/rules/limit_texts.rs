@@ -190,7 +190,7 @@ fn list(limits: &[&str]) -> LimitList {
 fn changes_name_each_limit_with_old_and_new_values_and_are_bounded() {
     let minute = "{unit: minute, requests_per_unit: 300}";
     for (old, new, expected) in [
-        (minute, minute, "no limit changed"),
+        (minute, minute, "no limit changed (bodies, metadata and tables are not compared)"),
         (minute, "{unit: minute, requests_per_unit: 5}", "shop.k0 300 -> 5 a minute; 1 changed, 0 added, 0 removed"),
         (
             minute,

@@ -41,7 +41,7 @@ fn each_decision_is_a_line_with_descriptors_and_rules() {
             "debug msg=\"decision\" domain=shop verdict=over_limit delay_us=0 \
              descriptors=\"user=alice {rule}, 1 used, 0 remaining: over_limit; \
              trial=x -> shop.trial (rules.yaml:4:37): 0 per hour by fixed_window, rejected hits count, in shadow mode, \
-             1 used, 0 remaining: shadow; other=y -> no rule: ok; \
+             1 used, 0 remaining: shadow; other=y -> no limit: ok; \
              silent -> shop.silent (rules.yaml:5:39): 1 per hour by fixed_window, rejected hits count, \
              1 used, 0 remaining: ok\""
         ),

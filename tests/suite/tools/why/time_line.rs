@@ -144,7 +144,7 @@ fn every_kind_of_decision_is_told() {
         (changed(ann(), &json!({"hits": 0})), "peek: ok"),
         (changed(ann(), &json!({"hits": -2})), "refund of 2 hits: ok"),
         (changed(ann(), &json!({"limits": [], "unlimited": true})), "shop.login (rules.yaml:7), unlimited"),
-        (unmatched, "1 hit: ok, no rule\n"),
+        (unmatched, "1 hit: ok, no limit\n"),
         (overridden, "the limit that came with the request: 5 per 2 minutes"),
         (changed(ann(), &json!({"rule": {"path": "shop.login", "resource": "r"}})), "shop.login (resource r)"),
         (changed(ann(), &json!({"decided_by": "over_limit_cache"})), "decided by over-limit cache of the process"),
