@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 use std::io;
 
 use super::print::format_micros;
-use crate::tools::simulate::results::TimelineResults;
+use crate::tools::simulate::tally::TimelineResults;
 
 /// Width of the chart if standard output is not a terminal, in columns.
 const DEFAULT_WIDTH: usize = 80;

@@ -21,11 +21,11 @@ use crate::base::text_table::{NumberAlignment, format_table};
 use crate::limit::Limit;
 use crate::limit::overflow::ChainPosition;
 use crate::rules::rule::set::RuleSet;
-use crate::tools::recommend::demand::{CollectorOptions, DemandCollector, LimitDemand};
-use crate::tools::recommend::recommendation::{RejectedKeysGoal, recommend_limits};
-use crate::tools::recommend::results::{
-    PeakUseResults, RecommendationResults, RecordedRejections, TrafficBasisResults,
+use crate::tools::recommend::demand::{
+    CollectorOptions, DemandCollector, DemandTotals, LimitDemand, RecordedRejections,
 };
+use crate::tools::recommend::recommendation::{RejectedKeysGoal, recommend_limits};
+use crate::tools::recommend::results::{PeakUseResults, RecommendationResults, TrafficBasisResults};
 use crate::tools::recommend::results_builder::{RecommendationParts, TrafficBasis};
 use crate::tools::replay::replayer::{ReplayOptions, ReplayRules};
 use crate::tools::replay::source::{SourceOptions, TrafficEvent};
@@ -256,7 +256,8 @@ fn format_results(results: &RecommendationResults) -> String {
 }
 
 fn format_traffic_basis(basis: &TrafficBasisResults) -> String {
-    let TrafficBasisResults { keys, requests, hits, peeks, refunds, processes, .. } = *basis;
+    let TrafficBasisResults { keys, processes, .. } = *basis;
+    let DemandTotals { requests, hits, peeks, refunds, .. } = basis.totals;
     let mut text = format!("{} of {}", format_with_noun(requests, "request"), format_with_noun(keys, "key"));
     if hits != requests {
         text += &format!(", {hits} hits");

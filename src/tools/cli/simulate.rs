@@ -26,10 +26,11 @@ use crate::tools::replay::replayer::ReplayRules;
 use crate::tools::replay::source::{SourceOptions, TrafficEvent};
 use crate::tools::simulate::fail_condition::{ConditionJudge, FailCondition, MinFidelity};
 use crate::tools::simulate::results::{
-    ConditionResult, LimitFigures, LimitResults, RejectedKeyResults, ReplaySpeed, ReplayTotals, SimulationResults,
-    TimelineResults, VerdictChangeResults, compute_share, list_changed_limits_first,
+    ConditionResult, LimitResults, RejectedKeyResults, ReplaySpeed, SimulationResults, VerdictChangeResults,
+    compute_share, list_changed_limits_first,
 };
 use crate::tools::simulate::simulation::{Simulation, SimulationOptions};
+use crate::tools::simulate::tally::{LimitFigures, ReplayTotals, TimelineResults};
 use crate::tools::simulate::warnings;
 
 /// Arguments of `simulate`.

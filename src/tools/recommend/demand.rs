@@ -8,6 +8,8 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
+use serde::Serialize;
+
 use crate::base::clock::Time;
 use crate::base::sharded::PrehashedMap;
 use crate::decide::results::{DescriptorResults, LimitWithResult};
@@ -74,10 +76,25 @@ pub struct ExistingLimit {
     pub log_max: u32,
 }
 
-/// Totals of the demand on one limit.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct DemandTotals {
+/// Charges whose requests were rejected when they were recorded.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct RecordedRejections {
     /// Charges.
+    pub requests: u64,
+    /// Share of the charges with a known answer, 0 to 1.
+    pub share: f64,
+    /// Keys with such a charge.
+    pub keys: u64,
+    /// Number for each limit of the rule, by path.
+    pub by_limit: BTreeMap<String, u64>,
+    /// Number of those that other rules or policies rejected.
+    pub elsewhere: u64,
+}
+
+/// Totals of the demand on one limit.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct DemandTotals {
+    /// Charges on the limit.
     pub requests: u64,
     /// Hits of the charges.
     pub hits: u64,
@@ -85,24 +102,21 @@ pub struct DemandTotals {
     pub peeks: u64,
     /// Refunds.
     pub refunds: u64,
-    /// Descriptors of the rule's domain that brought a limit of their own, so that the rule did not decide.
+    /// Descriptors of the rule's domain that brought a limit of their own, so that the rule did not decide; excluded.
     pub overrides: u64,
-    /// Charges of keys beyond the bound of keys.
+    /// Charges of keys beyond the bound of keys; excluded.
     pub untracked: u64,
-    /// Longest delay that a caller could wait for, in microseconds.
+    /// Longest delay that a caller could wait for, in microseconds: a leaky_bucket rejects what would wait longer.
     pub max_delay_us: u64,
     /// Processes with counters of their own.
+    #[serde(skip)]
     pub own_counters: u64,
     /// Charges whose request has a known answer.
+    #[serde(skip)]
     pub answered: u64,
-    /// Charges of requests that were rejected.
-    pub rejected: u64,
-    /// Keys with such a charge.
-    pub rejected_keys: u64,
-    /// Charges that each limit of the rule rejected, by path.
-    pub rejected_by: BTreeMap<String, u64>,
-    /// Charges of rejected requests that no limit of the rule rejected.
-    pub rejected_elsewhere: u64,
+    /// Charges of requests that were rejected, without their share.
+    #[serde(skip)]
+    pub rejections: RecordedRejections,
 }
 
 /// Bounds of a collection.
@@ -216,7 +230,7 @@ impl DemandCollector {
     pub fn finish(self) -> LimitDemand {
         let IndexedDemand { mut demand, keys, own_sets, .. } = self.index;
         demand.totals.own_counters = own_sets.len() as u64;
-        demand.totals.rejected_keys = keys.values().filter(|key| key.was_rejected).count() as u64;
+        demand.totals.rejections.keys = keys.values().filter(|key| key.was_rejected).count() as u64;
         demand
     }
 }
@@ -299,9 +313,9 @@ impl IndexedDemand {
                 totals.answered += u64::from(recorded.answer.is_some());
                 if recorded.answer.is_some_and(|answer| answer.rejected) {
                     key.was_rejected = true;
-                    totals.rejected += 1;
-                    totals.rejected_elsewhere +=
-                        u64::from(!count_rejecting_limits(&mut totals.rejected_by, of, descriptor));
+                    totals.rejections.requests += 1;
+                    totals.rejections.elsewhere +=
+                        u64::from(!count_rejecting_limits(&mut totals.rejections.by_limit, of, descriptor));
                 }
             }
             Hits::Refund(_) | Hits::Peek => totals.refunds += 1,

@@ -22,8 +22,9 @@ use crate::limit::period::{Period, Unit};
 use crate::limit::request::Hits;
 use crate::limit::window::CalendarWindows;
 use crate::limit::{Limit, LimitSpec};
-use crate::tools::simulate::results::{TimelineResults, build_timeline};
+use crate::tools::simulate::results::build_timeline;
 use crate::tools::simulate::tally::Timeline;
+use crate::tools::simulate::tally::TimelineResults;
 
 /// Units of the candidate periods.
 const CANDIDATE_UNITS: [Unit; 4] = [Unit::Second, Unit::Minute, Unit::Hour, Unit::Day];

@@ -1,10 +1,9 @@
 //! Figures of a recommendation. The field names of the JSON are an interface.
 
-use std::collections::BTreeMap;
-
 use serde::Serialize;
 
-use crate::tools::simulate::results::TimelineResults;
+use super::demand::{DemandTotals, RecordedRejections};
+use crate::tools::simulate::tally::TimelineResults;
 
 /// Figures of a recommendation.
 #[derive(Clone, Debug, Serialize)]
@@ -54,20 +53,9 @@ pub struct ExistingLimitResults {
 pub struct TrafficBasisResults {
     /// Keys with a charge.
     pub keys: u64,
-    /// Charges on the limit.
-    pub requests: u64,
-    /// Hits of these charges.
-    pub hits: u64,
-    /// Peeks, which count nothing.
-    pub peeks: u64,
-    /// Refunds.
-    pub refunds: u64,
-    /// Descriptors of the domain with a limit of their own; excluded.
-    pub overrides: u64,
-    /// Charges of keys beyond the bound of keys; excluded.
-    pub untracked: u64,
-    /// Longest delay that a caller could wait for, in microseconds: a leaky_bucket rejects what would wait longer.
-    pub max_delay_us: u64,
+    /// Requests and hits.
+    #[serde(flatten)]
+    pub totals: DemandTotals,
     /// Time of the first charge, RFC 3339 in UTC.
     pub first: String,
     /// Time of the last charge.
@@ -82,21 +70,6 @@ pub struct TrafficBasisResults {
     pub dropped: u64,
     /// Earlier rejections of these charges; absent if the traffic has no answers.
     pub already_rejected: Option<RecordedRejections>,
-}
-
-/// Charges whose requests were rejected when they were recorded.
-#[derive(Clone, Debug, Default, Serialize)]
-pub struct RecordedRejections {
-    /// Charges.
-    pub requests: u64,
-    /// Share of the charges with a known answer, 0 to 1.
-    pub share: f64,
-    /// Keys with such a charge.
-    pub keys: u64,
-    /// Number for each limit of the rule, by path.
-    pub by_limit: BTreeMap<String, u64>,
-    /// Number of those that other rules or policies rejected.
-    pub elsewhere: u64,
 }
 
 /// Share of keys that may be rejected.

@@ -4,11 +4,10 @@
 
 use std::collections::BTreeSet;
 
-use super::demand::{DemandCollector, ExistingLimit, LimitDemand};
+use super::demand::{DemandCollector, ExistingLimit, LimitDemand, RecordedRejections};
 use super::recommendation::{Recommendation, RejectedKeysGoal, SmallestLimit, build_limit_timeline};
 use super::results::{
-    ExistingLimitResults, RecommendationResults, RecordedRejections, RejectionGoalResults, SmallestLimitResults,
-    TrafficBasisResults,
+    ExistingLimitResults, RecommendationResults, RejectionGoalResults, SmallestLimitResults, TrafficBasisResults,
 };
 use crate::base::text::escape_unprintable;
 use crate::limit::Consistency;
@@ -131,13 +130,7 @@ fn build_traffic_basis(RecommendationParts { demand, basis, .. }: Recommendation
     let span = demand.span;
     TrafficBasisResults {
         keys: demand.keys as u64,
-        requests: totals.requests,
-        hits: totals.hits,
-        peeks: totals.peeks,
-        refunds: totals.refunds,
-        overrides: totals.overrides,
-        untracked: totals.untracked,
-        max_delay_us: totals.max_delay_us,
+        totals: totals.clone(),
         first: span.map_or_else(String::new, |span| span.first.to_string()),
         last: span.map_or_else(String::new, |span| span.last.to_string()),
         span_seconds: span.map_or(0.0, |span| span.last.since_us(span.first) as f64 / 1e6),
@@ -145,11 +138,8 @@ fn build_traffic_basis(RecommendationParts { demand, basis, .. }: Recommendation
         sample: basis.log.sample,
         dropped: basis.log.dropped,
         already_rejected: (totals.answered > 0).then(|| RecordedRejections {
-            requests: totals.rejected,
-            share: compute_share(totals.rejected, totals.answered),
-            keys: totals.rejected_keys,
-            by_limit: totals.rejected_by.clone(),
-            elsewhere: totals.rejected_elsewhere,
+            share: compute_share(totals.rejections.requests, totals.answered),
+            ..totals.rejections.clone()
         }),
     }
 }
@@ -186,7 +176,7 @@ fn collect_warnings(parts: RecommendationParts<'_>) -> Vec<String> {
     };
     let totals = &demand.totals;
     warn(
-        totals.rejected > 0,
+        totals.rejections.requests > 0,
         "rejected requests are part of the use, but clients may have asked for more (raise the limit, or record in \
          shadow mode)"
             .to_owned(),

@@ -10,7 +10,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::results::{ConditionResult, LimitFigures, LimitResults, SimulationResults, compute_share};
+use super::results::{ConditionResult, LimitResults, SimulationResults, compute_share};
+use super::tally::LimitFigures;
 use crate::tools::replay::source::SourceSummary;
 
 /// Condition on the figures of a simulation.

@@ -5,7 +5,10 @@
 use serde::Serialize;
 
 use super::simulation::{KeyWithRejectingLimit, RuleReplay, Simulation, Verification};
-use super::tally::{LimitLabel, LimitTally, RejectionRun, ReplayTally, Timeline};
+use super::tally::{
+    DelayResults, LimitFigures, LimitLabel, LimitTally, LongestRejectionRun, RejectionRun, ReplayTally, ReplayTotals,
+    Timeline, TimelineResults,
+};
 use crate::telemetry::top_keys::space_saving::SpaceSaving;
 use crate::tools::replay::source::SourceSummary;
 
@@ -77,27 +80,6 @@ pub struct ReplaySpeed {
     pub decoded_per_second: f64,
 }
 
-/// All requests under one rule set.
-#[derive(Clone, Copy, Debug, Default, Serialize)]
-pub struct ReplayTotals {
-    /// Rejected requests, also those that SHADOW_MODE admits.
-    pub rejected: u64,
-    /// Share of the requests, 0 to 1.
-    pub rejected_share: f64,
-    /// Descriptors without a rule.
-    pub unmatched_descriptors: u64,
-    /// Requests without an answer: no rules, or no room for a counter.
-    pub failed: u64,
-    /// Those of them whose recorded rules the traffic does not have.
-    pub without_recorded_rules: u64,
-    /// Counters evicted from a full memory.
-    pub evicted_counters: u64,
-    /// Charges for which a full memory had no room.
-    pub charges_without_counter: u64,
-    /// Charges of keys beyond the bound of keys.
-    pub untracked_requests: u64,
-}
-
 /// Requests that both rule sets answer, and those whose verdict the new rules change.
 #[derive(Clone, Debug, Serialize)]
 pub struct VerdictChangeResults {
@@ -163,68 +145,6 @@ impl LimitChange {
     }
 }
 
-/// Figures of one limit under one rule set.
-#[derive(Clone, Debug, Default, Serialize)]
-pub struct LimitFigures {
-    /// The limit in words.
-    pub limit: String,
-    /// Charges.
-    pub requests: u64,
-    /// Hits of the charges.
-    pub hits: u64,
-    /// Peeks.
-    pub peeks: u64,
-    /// Refunds.
-    pub refunds: u64,
-    /// Rejected charges.
-    pub rejected: u64,
-    /// Share of the charges, 0 to 1.
-    pub rejected_share: f64,
-    /// Requests that only these rules reject, and this limit first.
-    pub rejected_here_only: u64,
-    /// Distinct keys.
-    pub keys: u64,
-    /// Keys with a rejected charge.
-    pub rejected_keys: u64,
-    /// Share of the keys, 0 to 1.
-    pub rejected_keys_share: f64,
-    /// The numbers of keys are estimates.
-    pub keys_are_estimates: bool,
-    /// Longest run of rejections of one key.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub longest_run: Option<LongestRejectionRun>,
-    /// Delays; absent if there were none.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub delays: Option<DelayResults>,
-    /// Charges over time; absent beyond 1000 limits.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub timeline: Option<TimelineResults>,
-}
-
-/// Longest run of rejections of one key.
-#[derive(Clone, Debug, Serialize)]
-pub struct LongestRejectionRun {
-    /// Rejected requests.
-    pub requests: u32,
-    /// Seconds from the first to the last.
-    pub seconds: f64,
-    /// `key=value,key=value`.
-    pub key: String,
-}
-
-/// Delays of admitted requests, in microseconds.
-#[derive(Clone, Copy, Debug, Serialize)]
-pub struct DelayResults {
-    /// Delayed requests.
-    pub requests: u64,
-    /// Median.
-    pub p50_us: u64,
-    /// 99th percentile.
-    pub p99_us: u64,
-    /// Longest.
-    pub max_us: u64,
-}
-
 /// A key with many rejected requests.
 #[derive(Clone, Debug, Serialize)]
 pub struct RejectedKeyResults {
@@ -236,22 +156,6 @@ pub struct RejectedKeyResults {
     pub requests: u64,
     /// Maximum overestimate in `requests`.
     pub error: u64,
-}
-
-/// Counts in equal spans of time.
-#[derive(Clone, Debug, Default, Serialize)]
-pub struct TimelineResults {
-    /// Start of the first span, RFC 3339 in UTC.
-    pub start: String,
-    /// Length of a span.
-    pub span_seconds: u64,
-    /// Requests of each span.
-    pub requests: Vec<u64>,
-    /// Rejected requests of each span.
-    pub rejected: Vec<u64>,
-    /// Requests of each span that the old rules reject.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub rejected_before: Option<Vec<u64>>,
 }
 
 /// A condition of `--fail-if` with its figure.
@@ -331,21 +235,15 @@ impl SimulationResults {
 }
 
 fn build_totals(replay: &RuleReplay, requests: u64) -> ReplayTotals {
-    let losses = replay.counter_losses();
-    let mut totals = ReplayTotals {
+    let (losses, tally) = (replay.counter_losses(), replay.tally.as_ref());
+    let totals = tally.map(|tally| tally.totals).unwrap_or_default();
+    ReplayTotals {
+        rejected_share: compute_share(totals.rejected, requests),
         evicted_counters: losses.evicted,
         charges_without_counter: losses.without_counter,
-        ..ReplayTotals::default()
-    };
-    if let Some(tally) = &replay.tally {
-        totals.rejected = tally.rejected;
-        totals.rejected_share = compute_share(tally.rejected, requests);
-        totals.unmatched_descriptors = tally.unmatched;
-        totals.failed = tally.failed;
-        totals.without_recorded_rules = tally.without_recorded_rules;
-        totals.untracked_requests = tally.keys.untracked;
+        untracked_requests: tally.map_or(0, |tally| tally.keys.untracked),
+        ..totals
     }
-    totals
 }
 
 fn build_limit_results(new: Option<&ReplayTally>, old: Option<&ReplayTally>) -> Vec<LimitResults> {
@@ -404,13 +302,7 @@ impl LimitFigures {
         let RejectionRun { requests: run, duration_us } = tally.longest_run;
         Self {
             limit: tally.label.text.clone(),
-            requests: tally.requests,
-            hits: tally.hits,
-            peeks: tally.peeks,
-            refunds: tally.refunds,
-            rejected: tally.rejected,
-            rejected_share: compute_share(tally.rejected, tally.requests),
-            rejected_here_only: tally.changed,
+            rejected_share: compute_share(tally.figures.rejected, tally.figures.requests),
             keys,
             rejected_keys,
             rejected_keys_share: compute_share(rejected_keys, keys).min(1.0),
@@ -427,6 +319,7 @@ impl LimitFigures {
                 max_us: tally.delays.value_at_quantile(1.0),
             }),
             timeline: tally.timeline.as_ref().map(|of| build_timeline(Some(of), None)),
+            ..tally.figures.clone()
         }
     }
 }

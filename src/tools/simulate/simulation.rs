@@ -255,13 +255,13 @@ impl RuleReplay {
     fn count_new_rejection_by_limit(&mut self, descriptors: &[DescriptorRejection]) {
         let Some(tally) = &mut self.tally else { return };
         for index in descriptors.iter().filter_map(|rejection| rejection.by) {
-            tally.limits[index].changed += 1;
+            tally.limits[index].figures.rejected_here_only += 1;
         }
     }
 
     /// True if this replays recorded rules and none of `requests` got an answer: the traffic lacks the rules.
     pub fn lacks_recorded_rules(&self, requests: u64) -> bool {
-        let failed = self.tally.as_ref().map_or(0, |tally| tally.failed);
+        let failed = self.tally.as_ref().map_or(0, |tally| tally.totals.failed);
         self.verification.is_some() && failed >= requests
     }
 

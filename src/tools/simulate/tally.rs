@@ -12,6 +12,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
+use serde::Serialize;
 use smallvec::SmallVec;
 
 use crate::base::clock::Time;
@@ -28,14 +29,8 @@ const MAX_TIMELINES: usize = 1000;
 /// Counts of one replay.
 #[derive(Debug)]
 pub struct ReplayTally {
-    /// Requests that the limits reject, also if SHADOW_MODE admits them.
-    pub rejected: u64,
-    /// Requests without an answer.
-    pub failed: u64,
-    /// Requests whose recorded rules the traffic does not have.
-    pub without_recorded_rules: u64,
-    /// Descriptors without a rule.
-    pub unmatched: u64,
+    /// Counts of all requests, without shares and losses.
+    pub totals: ReplayTotals,
     /// Requests over time.
     pub timeline: Timeline,
     /// Counts of each limit that was met, in the order of its first request.
@@ -67,10 +62,7 @@ impl ReplayTally {
     /// Creates empty counts of traffic that begins at `start`.
     pub fn new(start: Time, max_keys: usize) -> Self {
         Self {
-            rejected: 0,
-            failed: 0,
-            without_recorded_rules: 0,
-            unmatched: 0,
+            totals: ReplayTotals::default(),
             timeline: Timeline::new(start),
             limits: Vec::new(),
             by_id: HashMap::new(),
@@ -92,7 +84,7 @@ impl ReplayTally {
         let Some(of) = recorded.descriptors().get(descriptor.index).filter(|of| of.is_sampled) else {
             return rejection;
         };
-        self.unmatched += u64::from(descriptor.rule().is_none() && of.limit_override.is_none());
+        self.totals.unmatched_descriptors += u64::from(descriptor.rule().is_none() && of.limit_override.is_none());
         for limit in descriptor.limits() {
             let index = self.find_or_add_limit(descriptor, &limit);
             let rejected = !limit.result.admitted;
@@ -114,9 +106,9 @@ impl ReplayTally {
     /// Counts the answer to a request.
     pub fn add_answer(&mut self, at: Time, answer: ReplayedAnswer) {
         let rejected = answer.over_limit || answer.shadowed;
-        self.rejected += u64::from(rejected);
-        self.failed += u64::from(answer.failed);
-        self.without_recorded_rules += u64::from(answer.has_unknown_rules);
+        self.totals.rejected += u64::from(rejected);
+        self.totals.failed += u64::from(answer.failed);
+        self.totals.without_recorded_rules += u64::from(answer.has_unknown_rules);
         self.timeline.add_request(at, rejected);
     }
 
@@ -158,16 +150,8 @@ impl ReplayTally {
 pub struct LimitTally {
     /// Identity and text of the limit.
     pub label: LimitLabel,
-    /// Charges.
-    pub requests: u64,
-    /// Hits of the charges.
-    pub hits: u64,
-    /// Charges that the limit rejects; in shadow mode, that it would reject.
-    pub rejected: u64,
-    /// Peeks.
-    pub peeks: u64,
-    /// Refunds.
-    pub refunds: u64,
+    /// Its counts; shares, keys, runs, delays and the timeline are added at the end.
+    pub figures: LimitFigures,
     /// Distinct keys.
     pub keys: DistinctKeyCounter,
     /// Distinct keys that the limit rejected at least once.
@@ -181,8 +165,105 @@ pub struct LimitTally {
     pub delays: DelayCounts,
     /// Requests over time; `None` beyond a number of limits.
     pub timeline: Option<Timeline>,
-    /// Requests that this limit rejects first, and the rules to compare with admit.
-    pub changed: u64,
+}
+
+/// All requests under one rule set.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct ReplayTotals {
+    /// Rejected requests, also those that SHADOW_MODE admits.
+    pub rejected: u64,
+    /// Share of the requests, 0 to 1.
+    pub rejected_share: f64,
+    /// Descriptors without a rule.
+    pub unmatched_descriptors: u64,
+    /// Requests without an answer: no rules, or no room for a counter.
+    pub failed: u64,
+    /// Those of them whose recorded rules the traffic does not have.
+    pub without_recorded_rules: u64,
+    /// Counters evicted from a full memory.
+    pub evicted_counters: u64,
+    /// Charges for which a full memory had no room.
+    pub charges_without_counter: u64,
+    /// Charges of keys beyond the bound of keys.
+    pub untracked_requests: u64,
+}
+
+/// Figures of one limit under one rule set.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct LimitFigures {
+    /// The limit in words.
+    pub limit: String,
+    /// Charges.
+    pub requests: u64,
+    /// Hits of the charges.
+    pub hits: u64,
+    /// Peeks.
+    pub peeks: u64,
+    /// Refunds.
+    pub refunds: u64,
+    /// Rejected charges.
+    pub rejected: u64,
+    /// Share of the charges, 0 to 1.
+    pub rejected_share: f64,
+    /// Requests that only these rules reject, and this limit first.
+    pub rejected_here_only: u64,
+    /// Distinct keys.
+    pub keys: u64,
+    /// Keys with a rejected charge.
+    pub rejected_keys: u64,
+    /// Share of the keys, 0 to 1.
+    pub rejected_keys_share: f64,
+    /// The numbers of keys are estimates.
+    pub keys_are_estimates: bool,
+    /// Longest run of rejections of one key.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub longest_run: Option<LongestRejectionRun>,
+    /// Delays; absent if there were none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub delays: Option<DelayResults>,
+    /// Charges over time; absent beyond 1000 limits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub timeline: Option<TimelineResults>,
+}
+
+/// Longest run of rejections of one key.
+#[derive(Clone, Debug, Serialize)]
+pub struct LongestRejectionRun {
+    /// Rejected requests.
+    pub requests: u32,
+    /// Seconds from the first to the last.
+    pub seconds: f64,
+    /// `key=value,key=value`.
+    pub key: String,
+}
+
+/// Delays of admitted requests, in microseconds.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct DelayResults {
+    /// Delayed requests.
+    pub requests: u64,
+    /// Median.
+    pub p50_us: u64,
+    /// 99th percentile.
+    pub p99_us: u64,
+    /// Longest.
+    pub max_us: u64,
+}
+
+/// Counts in equal spans of time.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct TimelineResults {
+    /// Start of the first span, RFC 3339 in UTC.
+    pub start: String,
+    /// Length of a span.
+    pub span_seconds: u64,
+    /// Requests of each span.
+    pub requests: Vec<u64>,
+    /// Rejected requests of each span.
+    pub rejected: Vec<u64>,
+    /// Requests of each span that the old rules reject.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rejected_before: Option<Vec<u64>>,
 }
 
 /// Identity and text of a limit.
@@ -253,11 +334,7 @@ impl LimitTally {
     pub fn new(label: LimitLabel, timeline_start: Option<Time>) -> Self {
         Self {
             label,
-            requests: 0,
-            hits: 0,
-            rejected: 0,
-            peeks: 0,
-            refunds: 0,
+            figures: LimitFigures::default(),
             keys: DistinctKeyCounter::default(),
             rejected_keys: DistinctKeyCounter::default(),
             longest_run: RejectionRun::default(),
@@ -265,27 +342,27 @@ impl LimitTally {
             longest_run_path: 0,
             delays: DelayCounts::default(),
             timeline: timeline_start.map(Timeline::new),
-            changed: 0,
         }
     }
 
     /// Counts hits at `at`; returns true for a charge.
     pub fn add_hits(&mut self, hits: Hits, at: Time, limit: &LimitWithResult<'_, '_>) -> bool {
+        let figures = &mut self.figures;
         let count = match hits {
             Hits::Charge(count) => count,
             Hits::Peek => {
-                self.peeks += 1;
+                figures.peeks += 1;
                 return false;
             }
             Hits::Refund(_) => {
-                self.refunds += 1;
+                figures.refunds += 1;
                 return false;
             }
         };
         let rejected = !limit.result.admitted;
-        self.requests += 1;
-        self.hits = self.hits.saturating_add(count);
-        self.rejected += u64::from(rejected);
+        figures.requests += 1;
+        figures.hits = figures.hits.saturating_add(count);
+        figures.rejected += u64::from(rejected);
         if limit.result.delay_us > 0 && !rejected {
             self.delays.add_delay(limit.result.delay_us);
         }

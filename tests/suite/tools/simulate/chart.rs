@@ -4,7 +4,7 @@ use std::process::Command;
 
 use serde_json::json;
 use tollkeeper::tools::cli::chart::format_timeline_chart;
-use tollkeeper::tools::simulate::results::TimelineResults;
+use tollkeeper::tools::simulate::tally::TimelineResults;
 
 use super::{Files, Log};
 use kit::tollkeeper::program_path;
