@@ -4,9 +4,7 @@
 //! that the debug listener and the command line share. The reports here are about this process; the one about all
 //! replicas is in `fleet/report`.
 //!
-//! This file has what the reports share: the words of a search, and the domains of their rows. Metrics
-//! replace some characters of a domain by `_`, so a name there may stand for several domains. A row has a domain only
-//! if it is certain, because an operator resets counters by it.
+//! This file has what the reports share: the words of a search.
 
 pub mod history;
 pub mod live;
@@ -16,12 +14,7 @@ pub mod top;
 pub mod rejections;
 pub mod unmatched;
 
-use std::collections::HashMap;
-
 use serde::Deserialize;
-
-use crate::rules::rule::set::RuleSet;
-use crate::telemetry::metrics::limit_stats::LimitName;
 
 /// Maximum length of the text of a search in bytes.
 const MAX_SEARCH_BYTES: usize = 256;
@@ -70,41 +63,5 @@ impl TryFrom<String> for SearchWords {
 
     fn try_from(text: String) -> Result<Self, Self::Error> {
         Self::new(&text)
-    }
-}
-
-/// Domains of the loaded rules, by their names in metrics.
-#[derive(Clone, Debug, Default)]
-pub struct DomainsByMetricName {
-    /// `None` for a name that several domains have.
-    by_metric_name: HashMap<String, Option<String>>,
-}
-
-impl DomainsByMetricName {
-    /// Domains of these rules.
-    pub fn new(rules: Option<&RuleSet>) -> Self {
-        let mut by_metric_name: HashMap<String, Option<String>> = HashMap::new();
-        for domain in rules.into_iter().flat_map(RuleSet::domains) {
-            let in_metrics = LimitName::new([&*domain.name]).as_str().to_owned();
-            by_metric_name
-                .entry(in_metrics)
-                .and_modify(|domain| *domain = None)
-                .or_insert_with(|| Some(domain.name.to_string()));
-        }
-        Self { by_metric_name }
-    }
-
-    /// Domain of a limit; `None` if it is not certain.
-    pub fn find_domain(&self, limit: &LimitName) -> Option<String> {
-        self.find_domain_by_metric_name(limit.known_domain()?)
-    }
-
-    /// Returns the domain that has this name in metrics; `None` if it is not certain.
-    pub fn find_domain_by_metric_name(&self, in_metrics: &str) -> Option<String> {
-        match self.by_metric_name.get(in_metrics) {
-            Some(domain) => domain.clone(),
-            // No character was replaced.
-            None => (!in_metrics.contains('_')).then(|| in_metrics.to_owned()),
-        }
     }
 }

@@ -332,7 +332,7 @@ impl FleetWorker {
             summary.keys.clear();
             summary.minutes.clear();
             summary.names.clear();
-            summary.domain_bytes.clear();
+            summary.domains.clear();
             summary.busy.clear();
             encode_summary(&summary, self.key.as_ref())
         });

@@ -80,7 +80,7 @@ impl MergedRejectedKeys {
             .iter()
             .map(|key| {
                 let name = summary.names.get(key.name).filter(|_| key.text.len() <= MAX_KEY_TEXT_BYTES)?;
-                let limit = self.find_or_add_limit_name(name, summary.domain_bytes.get(key.name).copied())?;
+                let limit = self.find_or_add_limit_name(name, summary.domains.get(key.name).map(String::as_str))?;
                 Some(MergedRejectedKey { limit, mode: key.mode, text: key.text.as_str().into(), has_plain_values })
             })
             .collect();
@@ -102,8 +102,8 @@ impl MergedRejectedKeys {
     /// Name of a limit; `None` if it is too long or one too many.
     ///
     /// A replica that does not tell the domain means any limit of this name, so that bounds stay bounds.
-    fn find_or_add_limit_name(&mut self, name: &str, domain_bytes: Option<u32>) -> Option<Arc<LimitName>> {
-        let new = LimitName::from_published(name, domain_bytes);
+    fn find_or_add_limit_name(&mut self, name: &str, domain: Option<&str>) -> Option<Arc<LimitName>> {
+        let new = LimitName::from_published(name, domain);
         let means =
             |limit: &&Arc<LimitName>| new.known_domain().is_none() || limit.known_domain().is_none() || ***limit == new;
         let of_name = self.limits.get(name).map(Vec::as_slice).unwrap_or_default();
@@ -241,7 +241,7 @@ impl MergedBusiestKeys {
             if name.len() > MAX_TEXT_BYTES || busy.text.len() > MAX_TEXT_BYTES {
                 continue;
             }
-            let limit = LimitName::from_published(name, summary.domain_bytes.get(busy.name).copied());
+            let limit = LimitName::from_published(name, summary.domains.get(busy.name).map(String::as_str));
             let has_plain_values = summary.values == PublishedKeyForm::Plain;
             let id = BusyKeyId { limit, text: busy.text.clone(), has_plain_values };
             if self.hits.len() < MAX_MERGED_BUSY_KEYS || self.hits.contains_key(&id) {

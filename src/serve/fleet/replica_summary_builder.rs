@@ -105,7 +105,7 @@ impl ReplicaSummaryBuilder {
             let busiest = metrics.busiest_keys.snapshot(now, KEPT_MINUTES, |_| true);
             add_busiest_keys(&mut summary, &busiest.keys, &mut names);
         }
-        (summary.names, summary.domain_bytes) = (names.listed, names.domain_bytes);
+        (summary.names, summary.domains) = (names.listed, names.domains);
         summary
     }
 
@@ -160,8 +160,8 @@ pub(super) fn build_own_summary(collector: &Mutex<ReplicaSummaryBuilder>, clock_
 pub struct ListedLimitNames {
     /// The names, in the order in which they were listed.
     pub listed: Vec<String>,
-    /// Length of the domain in each name.
-    pub domain_bytes: Vec<u32>,
+    /// Domain of each name.
+    pub domains: Vec<String>,
     indexes: HashMap<LimitName, usize>,
 }
 
@@ -171,10 +171,10 @@ impl ListedLimitNames {
         if let Some(index) = self.indexes.get(name) {
             return Some(*index);
         }
-        let domain_bytes = u32::try_from(name.domain().len()).unwrap_or(u32::MAX);
-        *room = room.checked_sub(count_json_bytes(&name.as_str()) + count_json_bytes(&domain_bytes))?;
+        let domain = name.known_domain().unwrap_or_default();
+        *room = room.checked_sub(count_json_bytes(&name.as_str()) + count_json_bytes(&domain))?;
         self.listed.push(name.as_str().to_owned());
-        self.domain_bytes.push(domain_bytes);
+        self.domains.push(domain.to_owned());
         self.indexes.insert(name.clone(), self.listed.len() - 1);
         Some(self.listed.len() - 1)
     }

@@ -16,9 +16,7 @@ use super::view::FleetView;
 use crate::base::text::{escape_unprintable, truncate_and_escape};
 use crate::base::text_table::{Format, NumberAlignment, format_table};
 use crate::decide::blocks::Block;
-use crate::rules::rule::set::RuleSet;
 use crate::serve::quota::page::QuotaTotals;
-use crate::serve::report::DomainsByMetricName;
 use crate::serve::report::top::{TopQuery, TopReport, TopTextContent};
 use crate::serve::status::{RecentDecisionRates, RulesStatus, StoreStatus};
 
@@ -129,9 +127,8 @@ pub struct LeftOutSummaries {
 }
 
 impl FleetReport {
-    /// Computes the report; `rules` are those of this replica.
-    pub fn new(view: &FleetView, rules: Option<&RuleSet>, query: &FleetQuery) -> Self {
-        let domains = DomainsByMetricName::new(rules);
+    /// Computes the report.
+    pub fn new(view: &FleetView, query: &FleetQuery) -> Self {
         let top = TopQuery { minutes: query.minutes, most: query.most, rule: query.rule.clone(), ..Default::default() };
         let snapshot = |minutes| view.keys.snapshot(view.unix_minute(), minutes, |name| top.matches_limit_name(name));
         let busiest = view.busiest.snapshot(|name| top.matches_limit_name(name));
@@ -153,7 +150,7 @@ impl FleetReport {
             recent: RecentDecisionRates::sum(
                 view.replicas.iter().filter(|replica| !is_silent(replica, view.now)).map(|replica| &replica.recent),
             ),
-            top: TopReport::from_snapshot(snapshot, &domains, &top).with_busiest_keys(&busiest, &domains, &top),
+            top: TopReport::from_snapshot(snapshot, &top).with_busiest_keys(&busiest, &top),
         }
     }
 }

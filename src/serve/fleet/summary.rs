@@ -52,8 +52,9 @@ pub struct ReplicaSummary {
     pub quota: Option<QuotaTotals>,
     /// Names of limits.
     pub names: Vec<String>,
-    /// Length of the domain at the start of each name, in bytes.
-    pub domain_bytes: Vec<u32>,
+    /// Domain of each name, as requests name it.
+    #[serde(default)]
+    pub domains: Vec<String>,
     /// Form of the keys.
     pub values: PublishedKeyForm,
     /// Rejected keys.

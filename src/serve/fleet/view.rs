@@ -108,7 +108,7 @@ impl FleetViewBuilder {
         self.findings.extend(findings.map(|finding| (summary.incarnation.clone(), finding)));
         // Only what is shown for each replica is kept.
         summary.names = Vec::new();
-        summary.domain_bytes = Vec::new();
+        summary.domains = Vec::new();
         summary.keys = Vec::new();
         summary.minutes = Vec::new();
         summary.busy = Vec::new();

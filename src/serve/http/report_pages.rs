@@ -36,7 +36,6 @@ use crate::serve::fleet::report::{AlarmReport, FleetQuery, FleetReport};
 use crate::serve::fleet::view::FleetView;
 use crate::serve::metrics_collector::MetricsCollector;
 use crate::serve::quota::page::{QuotaQuery, QuotaReport};
-use crate::serve::report::DomainsByMetricName;
 use crate::serve::report::history::{HistoryQuery, HistoryReport};
 use crate::serve::report::rejections::{RejectionsQuery, RejectionsReport};
 use crate::serve::report::rule_text::{RuleTextQuery, RuleTextReport};
@@ -167,11 +166,9 @@ impl ReportPage for TopReport {
     fn build(sources: &Sources, query: &TopQuery) -> Result<Self, NoReport> {
         let service = &sources.collector.service;
         let (metrics, now) = (&service.decider.metrics, service.clock.now());
-        let domains = DomainsByMetricName::new(sources.rules());
         let minutes = Self::covered_minutes(query);
         let busiest = metrics.busiest_keys.snapshot(now, minutes, |name| query.matches_limit_name(name));
-        let mut report =
-            Self::new(&metrics.top_keys, &domains, now, query).with_busiest_keys(&busiest, &domains, query);
+        let mut report = Self::new(&metrics.top_keys, now, query).with_busiest_keys(&busiest, query);
         let history = metrics.history.requests_by_minute(now, &read_request_totals(&sources.collector));
         let recent = history.iter().rev().take(usize::try_from(minutes).unwrap_or(usize::MAX));
         let deny = StoreFailurePolicy::ALL.iter().position(|policy| *policy == StoreFailurePolicy::Deny);
@@ -271,7 +268,7 @@ impl ReportPage for FleetReport {
     fn build(sources: &Sources, query: &FleetQuery) -> Result<Self, NoReport> {
         let service = &sources.collector.service;
         let blocks = service.decider.blocks.list(service.clock.now());
-        Ok(Self::new(sources.view()?, sources.rules(), query).with_blocks(blocks, query))
+        Ok(Self::new(sources.view()?, query).with_blocks(blocks, query))
     }
 
     fn text(&self, query: &FleetQuery) -> Option<String> {

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::{DomainsByMetricName, SearchWords};
+use super::SearchWords;
 use crate::base::clock::Time;
 use crate::base::named_enum::named_enum;
 use crate::base::text::escape_unprintable;
@@ -276,12 +276,7 @@ impl RuleUsageReport {
             found.sort_by_cached_key(|limit| (limit.sort_key(query.order), limit.stats().name().as_str()));
         }
         let most = query.most.unwrap_or(DEFAULT_SHOWN_LIMITS).clamp(1, MAX_SHOWN_LIMITS);
-        let domains = DomainsByMetricName::new(Some(rules));
-        let page = found.iter().skip(query.offset).take(most).map(|limit| {
-            let mut report = limit.report(bursts_of(limit.stats()));
-            report.domain = domains.find_domain_by_metric_name(&report.domain).unwrap_or(report.domain);
-            report
-        });
+        let page = found.iter().skip(query.offset).take(most).map(|limit| limit.report(bursts_of(limit.stats())));
         Self {
             limits: found.len(),
             distinct_standard_error: RELATIVE_STANDARD_ERROR,
@@ -440,7 +435,7 @@ impl LimitReport {
             origin: rule.rule.location.to_string(),
             file: rule.rule.location.file.to_string(),
             line: u64::from(rule.rule.location.line),
-            domain: stats.name().domain().to_owned(),
+            domain: stats.name().known_domain().unwrap_or_default().to_owned(),
             path: stats.name().parts().skip(1).map(str::to_owned).collect(),
             limit: limit.limit.to_string(),
             shadow_mode: limit.shadow,

@@ -9,7 +9,6 @@ use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::DomainsByMetricName;
 use crate::base::clock::Time;
 use crate::base::text::escape_unprintable;
 use crate::base::text_table::{Format, NumberAlignment, format_table};
@@ -84,7 +83,7 @@ pub(crate) const fn is_zero(count: &u64) -> bool {
 pub struct BusyKey {
     /// Name of the first limit of its rule.
     pub rule: String,
-    /// Domain, as requests name it; absent if the name in metrics leaves it open.
+    /// Domain, as requests name it; absent if it is not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub domain: Option<String>,
     /// As in [`TopKey`].
@@ -123,7 +122,7 @@ pub struct RejectedKeysOfLimit {
 pub struct TopKey {
     /// Name of the limit that rejected it.
     pub rule: String,
-    /// Domain, as requests name it; absent if the name in metrics leaves it open.
+    /// Domain, as requests name it; absent if it is not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub domain: Option<String>,
     /// `key=value,key=value`; `,`, `=` and `\` in them are escaped by `\`; cut after 256 bytes, with `,#` and a hash.
@@ -152,9 +151,9 @@ impl TopQuery {
 
 impl TopReport {
     /// Computes the report of this process.
-    pub fn new(top_keys: &TopKeys, domains: &DomainsByMetricName, now: Time, query: &TopQuery) -> Self {
+    pub fn new(top_keys: &TopKeys, now: Time, query: &TopQuery) -> Self {
         let snapshot = |minutes| top_keys.snapshot(now, minutes, |name| query.matches_limit_name(name));
-        let mut report = Self::from_snapshot(snapshot, domains, query);
+        let mut report = Self::from_snapshot(snapshot, query);
         report.by_minute = top_keys
             .hits_by_minute(now, |name| query.matches_limit_name(name))
             .into_iter()
@@ -170,19 +169,14 @@ impl TopReport {
 
     /// Adds the keys with most hits, the busiest first.
     #[must_use]
-    pub fn with_busiest_keys(
-        mut self,
-        snapshot: &TopKeysSnapshot,
-        domains: &DomainsByMetricName,
-        query: &TopQuery,
-    ) -> Self {
+    pub fn with_busiest_keys(mut self, snapshot: &TopKeysSnapshot, query: &TopQuery) -> Self {
         let max_keys = query.most.unwrap_or(DEFAULT_SHOWN_KEYS).clamp(1, MAX_SHOWN_KEYS);
         self.busiest = snapshot
             .keys
             .iter()
             .take(max_keys)
             .map(|busy| {
-                let TopKey { rule, domain, key, entries, .. } = TopKey::new(busy, domains);
+                let TopKey { rule, domain, key, entries, .. } = TopKey::new(busy);
                 BusyKey { rule, domain, key, entries, hits_about: busy.at_least }
             })
             .collect();
@@ -204,11 +198,7 @@ impl TopReport {
     }
 
     /// Computes the report from the snapshot of this many minutes.
-    pub fn from_snapshot(
-        snapshot: impl FnOnce(u64) -> TopKeysSnapshot,
-        domains: &DomainsByMetricName,
-        query: &TopQuery,
-    ) -> Self {
+    pub fn from_snapshot(snapshot: impl FnOnce(u64) -> TopKeysSnapshot, query: &TopQuery) -> Self {
         let minutes = Self::covered_minutes(query);
         let max_keys = query.most.unwrap_or(DEFAULT_SHOWN_KEYS).clamp(1, MAX_SHOWN_KEYS);
         let TopKeysSnapshot { keys, max_missed } = snapshot(minutes);
@@ -223,12 +213,12 @@ impl TopReport {
             let limit = &mut by_limit[index];
             limit.rejected_at_least += rejected.at_least;
             if limit.keys.len() < max_keys {
-                limit.keys.push(TopKey::new(rejected, domains));
+                limit.keys.push(TopKey::new(rejected));
             }
         }
         by_limit.sort_by(|a, b| (b.rejected_at_least, &a.rule).cmp(&(a.rejected_at_least, &b.rule)));
         by_limit.truncate(MAX_SHOWN_LIMITS);
-        let overall = keys.iter().take(max_keys).map(|rejected| TopKey::new(rejected, domains)).collect();
+        let overall = keys.iter().take(max_keys).map(TopKey::new).collect();
         Self {
             minutes,
             max_missed_hits: max_missed,
@@ -311,10 +301,10 @@ impl TopReport {
 }
 
 impl TopKey {
-    fn new(rejected: &KeyCount, domains: &DomainsByMetricName) -> Self {
+    fn new(rejected: &KeyCount) -> Self {
         Self {
             rule: rejected.limit.as_str().to_owned(),
-            domain: domains.find_domain(&rejected.limit),
+            domain: rejected.limit.known_domain().map(str::to_owned),
             key: rejected.text.to_string(),
             entries: parse_shown_entries(&rejected.text, rejected.has_plain_values),
             rejected_at_least: rejected.at_least,

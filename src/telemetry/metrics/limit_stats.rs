@@ -160,20 +160,23 @@ pub struct LimitName {
     key: Box<str>,
     /// End of each part in `key`, the domain first.
     ends: Box<[u32]>,
+    /// Domain, as requests name it; `None` if it is not known.
+    domain: Option<Box<str>>,
 }
 
 impl LimitName {
     /// Joins a domain and composite keys, sanitized.
     pub fn new<'a>(parts: impl IntoIterator<Item = &'a str>) -> Self {
-        let (mut key, mut ends) = (String::new(), Vec::new());
+        let (mut key, mut ends, mut domain) = (String::new(), Vec::new(), None);
         for part in parts {
+            domain = domain.or_else(|| Some(part.into()));
             if !ends.is_empty() {
                 key.push('.');
             }
             push_sanitized_name(&mut key, part);
             ends.push(u32::try_from(key.len()).unwrap_or(u32::MAX));
         }
-        Self { key: key.into_boxed_str(), ends: ends.into_boxed_slice() }
+        Self { key: key.into_boxed_str(), ends: ends.into_boxed_slice(), domain }
     }
 
     /// Joins a domain and composite keys of a request; `None` beyond [`MAX_REQUESTED_NAME_BYTES`].
@@ -182,15 +185,16 @@ impl LimitName {
         (length <= MAX_REQUESTED_NAME_BYTES).then(|| Self::new(parts.iter().copied()))
     }
 
-    /// Restores a full name that another replica published, with the length of its domain in bytes.
+    /// Restores a full name that another replica published, with its domain.
     ///
-    /// The parts after the domain are not known. Without the length, or with one that does not end at a dot, the domain
+    /// The parts after the domain are not known. Without the domain, or with one that is not that of the name, the domain
     /// is not known either.
-    pub fn from_published(key: &str, domain_bytes: Option<u32>) -> Self {
-        let end = u32::try_from(key.len()).unwrap_or(u32::MAX);
-        let is_domain = |bytes: &u32| key.as_bytes().get(*bytes as usize) == Some(&b'.');
-        let ends = domain_bytes.filter(is_domain).into_iter().chain([end]);
-        Self { key: key.into(), ends: ends.collect() }
+    pub fn from_published(key: &str, domain: Option<&str>) -> Self {
+        let end = |text: &str| u32::try_from(text.len()).unwrap_or(u32::MAX);
+        let own = domain.map(|domain| (Self::new([domain]), domain));
+        let own = own.filter(|(own, _)| key.strip_prefix(&*own.key).is_some_and(|rest| rest.starts_with('.')));
+        let ends = own.iter().map(|(own, _)| end(&own.key)).chain([end(key)]).collect();
+        Self { key: key.into(), ends, domain: own.map(|(_, domain)| domain.into()) }
     }
 
     /// Full name: `domain.composite.composite`.
@@ -198,14 +202,14 @@ impl LimitName {
         &self.key
     }
 
-    /// Domain.
+    /// Domain, as metrics name it.
     pub fn domain(&self) -> &str {
         self.parts().next().unwrap_or_default()
     }
 
-    /// Domain, unless it is not known where it ends in the name.
+    /// Domain, as requests name it; `None` if it is not known.
     pub fn known_domain(&self) -> Option<&str> {
-        (self.ends.len() > 1).then(|| self.domain())
+        self.domain.as_deref()
     }
 
     /// Domain, then the composite keys.

@@ -32,7 +32,10 @@ pub(super) fn check_manager(manager: &ConnectionManager<'_, '_>, rules: Option<&
             rules.map(|rules| names.filter_map(|name| Some((rules, rules.domain(name)?))).collect());
         for entry in &entries {
             let chosen = entry.actions.iter().filter(|action| !matches!(action.key, Some(SLOT_KEY | RELEASE_KEY)));
-            chosen.for_each(|action| report_client_choice(manager, filter, action, domains.as_deref(), found));
+            for action in chosen {
+                report_client_choice(manager, filter, action, domains.as_deref(), found);
+                report_joined_header(manager, filter, action, found);
+            }
             for header in expected_headers(entry) {
                 if let Some(example) = is_dodged(&header, manager) {
                     let name = header.text("name").unwrap_or_default();
@@ -162,6 +165,22 @@ fn hint_at_dropped_descriptors(
     }
 }
 
+/// Reports metadata that is a header's values in one text, of which the application may read one.
+fn report_joined_header(
+    manager: &ConnectionManager<'_, '_>,
+    filter: &RateLimitFilter<'_, '_>,
+    action: &Action<'_, '_>,
+    found: &mut EnvoyFindings,
+) {
+    let Some(name) = manager.find_joined_header(action, filter.at) else { return };
+    let name = truncate_and_escape(name, MAX_NAME_CHARS);
+    let message = format!("`{name}: a` and `{name}: b` in one request are `a,b` here; the application may read one");
+    let fix = format!(
+        "make it one value by `early_header_mutation_extensions`, as envoy/gateway.yaml does; or acknowledge it, if a proxy before this Envoy overwrites `{name}`"
+    );
+    found.report_with_fix(EnvoyCheck::ClientChosenSpelling, &action.node, message, Some(fix));
+}
+
 /// Reports a value that the client can choose. `domains` are those of the rules that decide, if they are known.
 fn report_client_choice(
     manager: &ConnectionManager<'_, '_>,
@@ -176,15 +195,6 @@ fn report_client_choice(
     if matches!(&*action.name, "remote_address" | "masked_remote_address") && !is_trusted {
         let message = "a limit by the client's address, without `use_remote_address`";
         found.report(EnvoyCheck::AddressForgeable, &action.node, message);
-    }
-    if let Some(name) = manager.find_joined_header(action, filter.at) {
-        let name = truncate_and_escape(name, MAX_NAME_CHARS);
-        let message =
-            format!("`{name}: a` and `{name}: b` in one request are `a,b` here; the application may read one");
-        let fix = format!(
-            "make it one value by `early_header_mutation_extensions`, as envoy/gateway.yaml does; or acknowledge it, if a proxy before this Envoy overwrites `{name}`"
-        );
-        found.report_with_fix(EnvoyCheck::ClientChosenSpelling, &action.node, message, Some(fix));
     }
     let source = Source::of(action);
     let Some(choice) = manager.find_client_choice(source, filter.at) else { return };

@@ -12,7 +12,6 @@ use tollkeeper::base::text;
 use tollkeeper::rules::compile::options::CompileOptions;
 use tollkeeper::rules::compile::{RuleText, compile_texts};
 use tollkeeper::rules::yaml::DocumentSelection;
-use tollkeeper::serve::report::DomainsByMetricName;
 use tollkeeper::serve::report::rules::{RuleUsageReport, RulesQuery};
 use tollkeeper::serve::report::top::{TopQuery, TopReport, TopTextContent};
 use tollkeeper::serve::report::unmatched::{UnmatchedQuery, UnmatchedReport};
@@ -162,7 +161,7 @@ proptest! {
             assert_printable("the name of a limit", &limit.name);
         }
         let top_keys = &service.inner.decider.metrics.top_keys;
-        let top = TopReport::new(top_keys, &DomainsByMetricName::default(), service.now(), &TopQuery::default());
+        let top = TopReport::new(top_keys, service.now(), &TopQuery::default());
         prop_assert_eq!(top.overall.len(), 1);
         assert_printable("/top", &top.format_text(TopTextContent::Rejected));
         let loaded = service.inner.rules.current_rules_owned().unwrap();
@@ -176,7 +175,7 @@ proptest! {
         prop_assert!(!unmatched.descriptors.is_empty());
         assert_printable("/unmatched", &unmatched.format_text());
         let busiest = metrics.busiest_keys.snapshot(service.now(), 10, |_| true);
-        let top = top.with_busiest_keys(&busiest, &DomainsByMetricName::default(), &TopQuery::default());
+        let top = top.with_busiest_keys(&busiest, &TopQuery::default());
         prop_assert_eq!(top.busiest.len(), 1);
         assert_printable("/top?show=busiest", &top.format_text(TopTextContent::Busiest));
     }

@@ -8,7 +8,6 @@ use tollkeeper::base::clock::Time;
 use tollkeeper::decide::explain::Explanation;
 use tollkeeper::serve::grpc::decode;
 use tollkeeper::serve::grpc::service::DEFAULT_CALLER_DEADLINE;
-use tollkeeper::serve::report::DomainsByMetricName;
 use tollkeeper::serve::report::rules::{LimitReport, RuleUsageReport, RulesQuery};
 use tollkeeper::serve::report::top::{TopQuery, TopReport, TopTextContent};
 use tollkeeper::store::Store;
@@ -97,21 +96,13 @@ fn reports_show_what_candidates_would_have_rejected() {
         [row("shop.user", 10, 5, false), row("shop.user.higher", 10, 1, true), row("shop.user.lower", 10, 8, true)]
     );
     assert_eq!(stat(&service, "shop.user.lower", LimitStat::ShadowMode), 8);
-    let top = TopReport::new(
-        &service.inner.decider.metrics.top_keys,
-        &DomainsByMetricName::default(),
-        service.now(),
-        &TopQuery::default(),
-    );
-    let top: Vec<_> = top.overall.iter().map(|key| (&*key.rule, &*key.key, key.rejected_at_least)).collect();
+    let report = TopReport::new(&service.inner.decider.metrics.top_keys, service.now(), &TopQuery::default());
+    let top: Vec<_> = report.overall.iter().map(|key| (&*key.rule, &*key.key, key.rejected_at_least)).collect();
     let expected =
         [("shop.user.lower", "user=ann", 8), ("shop.user", "user=ann", 5), ("shop.user.higher", "user=ann", 1)];
     assert_eq!(top, expected);
     let loaded = service.inner.rules.current_rules_owned().unwrap();
-    let domains = DomainsByMetricName::new(Some(&loaded.rules));
-    let top_keys = &service.inner.decider.metrics.top_keys;
-    let text =
-        TopReport::new(top_keys, &domains, service.now(), &TopQuery::default()).format_text(TopTextContent::Rejected);
+    let text = report.format_text(TopTextContent::Rejected);
     assert!(text.starts_with("Hits rejected, or that would be, in the last 5 minutes"), "{text}");
     assert!(text.contains("shop.user.lower (candidate) ") && text.contains("shop.user  "), "{text}");
     assert!(text.contains("shop.user.lower (candidate): at least 8"), "{text}");

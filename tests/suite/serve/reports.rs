@@ -7,7 +7,7 @@ use tollkeeper::base::clock::Time;
 use tollkeeper::decide::key_text::KeyEntry;
 use tollkeeper::serve::report::rejections::{KeyRejectionsInMinute, RejectionsQuery, RejectionsReport};
 use tollkeeper::serve::report::rules::{self, LimitFindingKind};
-use tollkeeper::serve::report::{DomainsByMetricName, top};
+use tollkeeper::serve::report::top;
 use tollkeeper::telemetry::hyperloglog::HyperLogLog;
 use tollkeeper::telemetry::metrics::limit_stats::{LimitName, LimitStats};
 use tollkeeper::telemetry::top_keys::space_saving::SpaceSaving;
@@ -33,9 +33,7 @@ fn send(service: &TestService, descriptors: &str, times: usize) {
 }
 
 fn top(service: &TestService, query: &top::TopQuery) -> top::TopReport {
-    let loaded = service.inner.rules.current_rules_owned();
-    let domains = DomainsByMetricName::new(loaded.as_ref().map(|loaded| &loaded.rules));
-    top::TopReport::new(&service.inner.decider.metrics.top_keys, &domains, service.now(), query)
+    top::TopReport::new(&service.inner.decider.metrics.top_keys, service.now(), query)
 }
 
 fn rules(service: &TestService) -> BTreeMap<String, rules::LimitReport> {

@@ -203,3 +203,17 @@ mod unmatched_descriptors {
         assert_eq!(off.snapshot(Time::from_secs(1)), []);
     }
 }
+
+#[test]
+fn name_of_a_limit_keeps_the_domain_as_requests_name_it() {
+    use tollkeeper::telemetry::metrics::limit_stats::LimitName;
+
+    let name = LimitName::new(["sh:op", "user"]);
+    assert_eq!((name.as_str(), name.domain(), name.known_domain()), ("sh_op.user", "sh_op", Some("sh:op")));
+    assert_ne!(name, LimitName::new(["sh_op", "user"]), "another domain");
+    for domain in [None, Some("shop"), Some("sh"), Some("sh:op.user"), Some("")] {
+        assert_eq!(LimitName::from_published("sh_op.user", domain).known_domain(), None, "{domain:?}");
+    }
+    let published = LimitName::from_published("sh_op.user", Some("sh:op"));
+    assert_eq!((published.domain(), published.known_domain()), ("sh_op", Some("sh:op")));
+}

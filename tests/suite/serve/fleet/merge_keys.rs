@@ -26,7 +26,7 @@ fn minute(number: u64) -> Time {
 fn summary(top_keys: &TopKeys, room: usize) -> ReplicaSummary {
     let (mut summary, mut names) = (ReplicaSummary::default(), ListedLimitNames::default());
     add_rejected_keys(&mut summary, &top_keys.recent_keys_by_minute(minute(5)), &mut names, room);
-    (summary.names, summary.domain_bytes) = (names.listed, names.domain_bytes);
+    (summary.names, summary.domains) = (names.listed, names.domains);
     summary
 }
 
@@ -129,7 +129,7 @@ fn busy_summary(keys: &[(usize, &str, u64)]) -> ReplicaSummary {
     let busy = keys.iter().map(|(name, text, hits)| BusyKeySummary { name: *name, text: (*text).into(), hits: *hits });
     ReplicaSummary {
         names: vec!["shop.user".to_owned(), "shop.path".to_owned()],
-        domain_bytes: vec![4, 4],
+        domains: vec!["shop".to_owned(), "shop".to_owned()],
         busy: busy.collect(),
         values: PublishedKeyForm::Plain,
         ..ReplicaSummary::default()

@@ -61,7 +61,7 @@ mod size {
             add_rejected_keys(&mut summary, &minutes(&limits, text), &mut names, MAX_KEYS_BYTES);
             let keys_bytes = serde_json::to_vec(&(&summary.keys, &summary.minutes, &names.listed)).unwrap().len();
             assert!(keys_bytes <= MAX_KEYS_BYTES + 1024, "{keys_bytes}");
-            (summary.names, summary.domain_bytes) = (names.listed, names.domain_bytes);
+            (summary.names, summary.domains) = (names.listed, names.domains);
             let sealed = encode_summary(&summary, None).map(|sealed| sealed.len());
             assert!(
                 sealed.is_some_and(|bytes| bytes > MAX_KEYS_BYTES - 1024 && bytes <= MAX_KEYS_BYTES + 2048),

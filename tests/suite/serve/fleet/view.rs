@@ -45,7 +45,7 @@ fn replicas_of_one_name_get_unique_names() {
 fn histogram_of_another_version_is_left_out_and_counted() {
     let mut other = summary("2");
     other.recent.latency.bounds = LATENCY_BOUNDS_VERSION + 1;
-    let report = FleetReport::new(&view(&[summary("1"), other]), None, &Default::default());
+    let report = FleetReport::new(&view(&[summary("1"), other]), &Default::default());
     assert_eq!(report.recent.latency_left_out, 1);
     assert_eq!(report.recent.latency_us, report.replicas[0].recent.latency_us);
     assert!(report.recent.latency_us.is_some());
@@ -64,7 +64,7 @@ fn long_text_is_not_kept() {
 fn rates_of_the_first_moment_are_not_multiplied() {
     let mut other = summary("1");
     (other.recent.calls, other.recent.span_us) = (5, 0);
-    let report = FleetReport::new(&view(&[other]), None, &Default::default());
+    let report = FleetReport::new(&view(&[other]), &Default::default());
     assert!(report.recent.calls_per_s <= 5.0, "{}", report.recent.calls_per_s);
 }
 
