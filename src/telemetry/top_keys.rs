@@ -246,7 +246,7 @@ impl TopKeys {
         snapshot
     }
 
-    /// Returns the hits in the last `minutes`, including the current one, under limits that `filter` accepts.
+    /// Returns the hits in the last `minutes`, including the current one, that limits that `filter` accepts rejected.
     ///
     /// The number is exact if it accepts all of them; else hits of keys without a counter may count for others.
     pub fn hits_in_last_minutes(&self, now: Time, minutes: u64, filter: impl Fn(&LimitName) -> bool) -> u64 {
@@ -254,7 +254,8 @@ impl TopKeys {
         let mut hits = 0_u64;
         for windows in self.shards.iter().flat_map(Sharded::lock_each) {
             for window in windows.kept.iter().filter(|window| window.minute >= first) {
-                let counted = window.sketch.iter().filter(|(_, label, _)| filter(&label.limit));
+                let counted = window.sketch.iter();
+                let counted = counted.filter(|(_, label, _)| label.mode.is_none() && filter(&label.limit));
                 hits = counted.fold(hits, |hits, (_, _, count)| hits.saturating_add(count.count));
             }
         }

@@ -316,8 +316,8 @@ pub fn find_request_gap(minutes: &[(u64, RequestMinute)]) -> Option<RequestGap> 
     is_found.then(|| RequestGap { minutes: silent - 1, before })
 }
 
-/// Limits of a rule that are left out: those that only try, and if one of `names` is among them, all if the rule has
-/// seen one key alone, as that of a `generic_key` with a value. A block of that key would concern everybody.
+/// Limits of a rule that are left out: all, if one of `names` is among them and the rule has seen one key alone, as that
+/// of a `generic_key` with a value. A block of that key would concern everybody.
 pub fn limits_left_out_of_hot_key_alarm<'r>(
     rule: &'r CompiledRule,
     names: &HashSet<&LimitName>,
@@ -325,13 +325,12 @@ pub fn limits_left_out_of_hot_key_alarm<'r>(
     // The first limit that is active counts the keys.
     let has_one_key = rule.limits.iter().any(|limit| names.contains(limit.stats.name()))
         && rule.limits.iter().all(|limit| limit.stats.keys.estimate() < 2);
-    let left_out = rule.limits.iter().filter(move |limit| has_one_key || limit.shadow || limit.candidate);
-    left_out.map(|limit| limit.stats.name())
+    rule.limits.iter().filter(move |_| has_one_key).map(|limit| limit.stats.name())
 }
 
-/// True if a key has enough rejected hits for an alarm, bursts left out.
+/// True if a key has enough rejected hits for an alarm, bursts and shadow mode left out.
 fn has_hits_of_hot_key(key: &KeyCount) -> bool {
-    key.at_least - key.in_bursts >= MIN_HITS_OF_HOT_KEY
+    key.mode.is_none() && key.at_least - key.in_bursts >= MIN_HITS_OF_HOT_KEY
 }
 
 /// Returns the key that has more than half of `all` rejected hits, if these are many and no burst.

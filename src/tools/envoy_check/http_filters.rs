@@ -117,19 +117,23 @@ impl<'n, 'a> HttpFilter<'n, 'a> {
     }
 }
 
-/// Returns `true` if one of the mutations appends or sets a header.
+/// Returns `true` if one of the mutations appends or sets a header, also where it was missing.
 pub(super) fn appends_header(mutations: &[ConfigNode<'_, '_>], name: &str) -> bool {
-    mutations.iter().any(|mutation| mutated_header(mutation).is_some_and(|key| key.eq_ignore_ascii_case(name)))
+    let mut appending =
+        mutations.iter().filter(|mutation| !matches!(append_action(mutation), Some("OVERWRITE_IF_EXISTS" | "3")));
+    appending.any(|mutation| mutated_header(mutation).is_some_and(|key| key.eq_ignore_ascii_case(name)))
 }
 
 /// Returns `true` if one of the mutations replaces all values of a header.
 pub(super) fn overwrites_header(mutations: &[ConfigNode<'_, '_>], name: &str) -> bool {
-    let overwrites = |mutation: &&ConfigNode<'_, '_>| {
-        let action = mutation.field("append").and_then(|append| append.text("append_action"));
-        matches!(action, Some("OVERWRITE_IF_EXISTS_OR_ADD" | "OVERWRITE_IF_EXISTS" | "2" | "3"))
-    };
-    let mut overwriting = mutations.iter().filter(overwrites);
+    const OVERWRITE: [&str; 4] = ["OVERWRITE_IF_EXISTS_OR_ADD", "OVERWRITE_IF_EXISTS", "2", "3"];
+    let mut overwriting =
+        mutations.iter().filter(|mutation| append_action(mutation).is_some_and(|action| OVERWRITE.contains(&action)));
     overwriting.any(|mutation| mutated_header(mutation).is_some_and(|key| key.eq_ignore_ascii_case(name)))
+}
+
+fn append_action<'n>(mutation: &ConfigNode<'n, '_>) -> Option<&'n str> {
+    mutation.text("append_action").or_else(|| mutation.field("append")?.text("append_action"))
 }
 
 fn mutated_header<'n>(mutation: &ConfigNode<'n, '_>) -> Option<&'n str> {

@@ -149,13 +149,18 @@ impl<'n> ConnectionManager<'n, '_> {
     }
 
     fn sets_header_early(&self, name: &str) -> bool {
-        self.node.items("early_header_mutation_extensions").iter().any(|early| early.has_text_below(&["key"], name))
+        self.early_mutations().any(|mutations| appends_header(&mutations, name))
     }
 
     fn overwrites_header_early(&self, name: &str) -> bool {
-        let early = self.node.items("early_header_mutation_extensions");
-        let mut messages = early.iter().filter_map(|early| early.field("typed_config")?.type_name_and_message());
-        messages.any(|(_, message)| overwrites_header(&message.items("mutations"), name))
+        self.early_mutations().any(|mutations| overwrites_header(&mutations, name))
+    }
+
+    /// Mutations of each extension that changes headers before all filters.
+    fn early_mutations(&self) -> impl Iterator<Item = Vec<ConfigNode<'_, '_>>> {
+        let early = self.node.items("early_header_mutation_extensions").into_iter();
+        let messages = early.filter_map(|early| early.field("typed_config")?.type_name_and_message());
+        messages.map(|(_, message)| message.items("mutations"))
     }
 
     /// Returns what the client chooses about the value of a source; `None` if it cannot, or if that is not known.

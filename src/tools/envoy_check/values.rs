@@ -31,6 +31,7 @@ pub(super) fn check_manager(manager: &ConnectionManager<'_, '_>, rules: Option<&
         let domains: Option<Vec<_>> =
             rules.map(|rules| names.filter_map(|name| Some((rules, rules.domain(name)?))).collect());
         for entry in &entries {
+            warn_of_cost_in_header(manager, filter, entry, found);
             let chosen = entry.actions.iter().filter(|action| !matches!(action.key, Some(SLOT_KEY | RELEASE_KEY)));
             for action in chosen {
                 report_client_choice(manager, filter, action, domains.as_deref(), found);
@@ -163,6 +164,29 @@ fn hint_at_dropped_descriptors(
         let severity = if must_hold { FindingSeverity::Warning } else { FindingSeverity::Hint };
         found.report_with_severity(severity, EnvoyCheck::DescriptorMayBeDropped, &entry.node, message);
     }
+}
+
+/// Warns of a cost that is read from a header of the request: whoever writes no number there is not limited.
+fn warn_of_cost_in_header(
+    manager: &ConnectionManager<'_, '_>,
+    filter: &RateLimitFilter<'_, '_>,
+    entry: &LimitEntry<'_, '_>,
+    found: &mut EnvoyFindings,
+) {
+    let Some(format) = entry.node.field_at(&["hits_addend", "format"]).filter(|_| !entry.on_stream_done) else {
+        return;
+    };
+    let header = format.as_text().and_then(|text| text.strip_prefix("%REQ(")?.strip_suffix(")%"));
+    let Some(name) = header.filter(|name| !manager.has_always_header(name, filter.at)) else { return };
+    // A route that matches the header was written for those who lack it.
+    if manager.node.field("route_config").is_some_and(|routes| routes.has_text_below(&["name"], name)) {
+        return;
+    }
+    let name = truncate_and_escape(name, MAX_NAME_CHARS);
+    let message = format!("the cost is `{name}`, in which a request may lack a number");
+    let fix = "refuse such requests in a route: docs/cookbook.md, a cost in a request header".to_owned();
+    let (severity, check) = (FindingSeverity::Warning, EnvoyCheck::DescriptorMayBeDropped);
+    found.report_problem(&format, Problem { severity, check, message, fix: Some(fix) });
 }
 
 /// Reports metadata that is a header's values in one text, of which the application may read one.

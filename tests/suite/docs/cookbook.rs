@@ -36,7 +36,7 @@ const NEW_YEAR: Time = Time::from_secs(1_767_225_600);
 const TEMPLATE: &str = "tests/suite/docs/cookbook/envoy.yaml";
 
 /// Headings of the page; each recipe has a test below, which names its number.
-const RECIPES: [&str; 33] = [
+const RECIPES: [&str; 34] = [
     "Premium users get more",
     "A limit for one path and method",
     "So many a day, and bursts",
@@ -70,6 +70,7 @@ const RECIPES: [&str; 33] = [
     "A budget in micro-dollars, told at 80 percent",
     "A plan, then credits",
     "Some paths are refused without an answer",
+    "A cost in a request header",
 ];
 
 /// A recipe's tollkeeper behind a recipe's Envoy.
@@ -816,6 +817,21 @@ fn payments_are_refused_without_an_answer() {
     served.tollkeeper.kill();
     served.failing_calls = 2;
     assert_eq!((payment.send().status, other.send().status), (503, 200));
+}
+
+#[test]
+fn cost_in_a_header_is_charged_and_what_is_none_is_refused() {
+    let served = serve(34);
+    let costs = |cost: &str| served.envoy.get("/graphql").header("x-user", "ann").header("x-query-cost", cost);
+    assert_eq!(costs("400").send().status, 200);
+    assert_eq!(served.envoy.get("/graphql").header("x-user", "ann").send().status, 400);
+    for none in ["", "0", "-5", "abc", "1.5", "0x10", "1000000000"] {
+        assert_eq!(costs(none).send().status, 400, "{none:?}");
+    }
+    assert_eq!(costs("601").send().status, 429);
+    assert_eq!(costs("500").header("x-query-cost", "1").send().status, 200, "the first value counts");
+    assert_eq!(costs("101").send().status, 429);
+    assert_eq!(costs("100").send().status, 200);
 }
 
 #[test]

@@ -727,6 +727,27 @@ fn what_is_asked_is_judged_by_route() {
 }
 
 #[test]
+fn cost_in_a_header_that_a_request_may_lack_is_a_warning() {
+    let cost = (
+        "FILTER",
+        "rate_limits: [{ actions: [{ generic_key: { descriptor_value: all } }], hits_addend: { format: \"%REQ(x-cost)%\" } }]",
+    );
+    let always = ("BEFORE", "MUTATION");
+    let guard = (
+        "ROUTES",
+        "- { match: { prefix: /, headers: [{ name: x-cost, present_match: false }] }, direct_response: { status: 400 } }",
+    );
+    for (parts, is_warned) in [(vec![cost], true), (vec![cost, always], true), (vec![cost, guard], false)] {
+        let found = check(&fill(&parts), None);
+        let warned = found.kept().iter().any(|finding| finding.message.contains("the cost is `x-cost`"));
+        assert_eq!(warned, is_warned, "{parts:?}");
+    }
+    let made = (cost.0, cost.1.replace("x-cost", "x-made"));
+    let found = check(&fill(&[(made.0, &made.1), always]), None);
+    assert!(found.kept().iter().all(|finding| !finding.message.contains("the cost is")), "the filter adds it");
+}
+
+#[test]
 fn each_check_without_a_sample_is_in_a_table() {
     let of_tables: Vec<&str> =
         TABLE.iter().flat_map(|(_, found)| *found).copied().chain(super::OF_OTHER_TABLES).collect();
