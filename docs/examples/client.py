@@ -21,7 +21,7 @@ import urllib.request
 LONGEST_S = 60  # Longest duration of one call, waits included. A nightly job can afford more, a web page less.
 TRIES = 5  # Attempts of one call. More do not help after five rejections.
 FIRST_BACKOFF_S = 0.5  # Without a Retry-After header; doubles with each attempt.
-SLOW_BELOW = 0.25  # Below this share of the limit, the remaining hits are spread over the time until the reset.
+SLOW_BELOW = 0.25  # Below this share of the most that remained, the rest is spread over the time until the reset.
 TIMEOUT_S = 10  # For one response.
 
 
@@ -42,6 +42,7 @@ class Client:
         self.headers = headers or {}
         self.not_before = 0.0  # Monotonic time of the next allowed request.
         self.kept = {}  # URL -> (fresh until, body).
+        self.most = 0  # Most remaining hits seen. The limit of a bucket is what refills in a period, not its size.
 
     def get(self, url):
         """Returns the response body. Raises Rejected, or the error of urllib for everything else."""
@@ -85,7 +86,11 @@ class Client:
     def _slow_down(self, headers):
         """Spreads the last calls over the time until the reset, to avoid a rejection."""
         limit, left, reset_s = (number(headers, name) for name in ("Limit", "Remaining", "Reset"))
-        if limit and left is not None and reset_s is not None and left < limit * SLOW_BELOW:
+        if not limit or left is None or reset_s is None:
+            return
+        most = self.most or limit  # The first answer can only be compared with the limit.
+        self.most = max(self.most, left)
+        if left < most * SLOW_BELOW:
             self.not_before = max(self.not_before, time.monotonic() + reset_s / (left + 1))
 
     def _keep(self, url, headers, body):

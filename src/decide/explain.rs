@@ -486,7 +486,8 @@ fn describe_outcome(end: &TraceEnd<'_>, selection: &Selection<'_>, has_override:
         }
         (TraceEnd::Rule(_), _, _) if selection.unlimited => "this rule is unlimited: everything passes".to_owned(),
         (TraceEnd::Rule(compiled), _, _) if selection.limits.is_empty() && !selection.inactive.is_empty() => {
-            format!("{}, so it passes", describe_inactive_limits(compiled, &selection.inactive))
+            let others = describe_inactive_limits(compiled, &selection.inactive);
+            format!("no limit of this rule is active at this time, so it passes; {others}")
         }
         (TraceEnd::Rule(_), _, _) if selection.limits.is_empty() => {
             "another rule of this request replaces this one, so it passes".to_owned()
@@ -547,14 +548,14 @@ fn explain_descriptor(
     }
 }
 
-/// Describes the limits of a rule that are not active now.
+/// Describes the limits of a rule that are not active at this time.
 fn describe_inactive_limits(compiled: &CompiledRule, inactive: &[usize]) -> String {
     let limits = inactive.iter().filter_map(|index| compiled.limits.get(*index));
     let limits = limits.map(|one| {
         let active = one.active.map(|active| active.spec().to_string()).unwrap_or_default();
-        format!("the limit ({}) is not active now (active: {active})", one.limit)
+        format!("{} {active}", one.limit)
     });
-    limits.collect::<Vec<_>>().join("; ")
+    format!("limits of other times: {}", limits.collect::<Vec<_>>().join("; "))
 }
 
 fn explain_plan(selection: &Selection<'_>) -> Option<ExplainedTablePlan> {

@@ -6,6 +6,8 @@
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
+use jiff::Timestamp;
+
 use super::client::{default_debug_address, fetch_page, parse_page};
 use super::print::{
     CommandOutcome, escape_and_shorten, fail_if_unwritten, format_micros, print_error, print_with_colored_verdicts,
@@ -13,7 +15,7 @@ use super::print::{
 };
 use super::request_flags::RequestArgs;
 use super::rule_files::{self, CheckedRules, read_settings_or_defaults};
-use crate::base::clock::Clock;
+use crate::base::clock::{Clock, Time};
 use crate::base::pb::RateLimitRequest;
 use crate::base::pb::proto_json::request_to_json;
 use crate::base::text::{escape_unprintable, to_pretty_json};
@@ -36,6 +38,9 @@ pub(super) struct Args {
     /// Address of the debug listener of a running server, which explains with its counters; not with --config
     #[arg(long, value_name = "HOST:PORT", default_value = default_debug_address(), conflicts_with = "config")]
     addr: ConnectAddress,
+    /// Time for which --config is explained, such as 2026-12-01T22:30:00+01:00; without it, now. For `active`
+    #[arg(long, value_name = "TIME", requires = "config", value_parser = parse_time)]
+    at: Option<Time>,
     #[command(flatten)]
     request: RequestArgs,
     /// Write the explanation as one JSON object
@@ -50,6 +55,8 @@ no counters are shown. Without it, the running server at --addr explains the req
 Examples:
   tollkeeper explain --config config/example.yaml --domain example \\
     --descriptor user=42,action=like
+  tollkeeper explain --config config/example.yaml --domain example \\
+    --descriptor login=ann --at 2026-12-01T23:00:00+01:00
   tollkeeper explain --domain example --descriptor login=ann --descriptor path=/
   tollkeeper explain --addr localhost:6070 --request request.json --json
 
@@ -68,7 +75,7 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
     let explained = if args.config.is_empty() {
         explain_with_server(&args.addr, &request)
     } else {
-        explain_with_files(&args.config, &request)
+        explain_with_files(&args.config, &request, args.at)
     };
     let explanation = match explained {
         Ok(explanation) => explanation,
@@ -86,7 +93,7 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
 }
 
 /// Explains with rule files, without counters.
-fn explain_with_files(paths: &[PathBuf], request: &RateLimitRequest) -> Result<Explanation, String> {
+fn explain_with_files(paths: &[PathBuf], request: &RateLimitRequest, at: Option<Time>) -> Result<Explanation, String> {
     let settings = read_settings_or_defaults();
     let mut found = Diagnostics::default();
     let options = rule_files::build_compile_options(&settings, None, &mut found);
@@ -100,8 +107,15 @@ fn explain_with_files(paths: &[PathBuf], request: &RateLimitRequest) -> Result<E
         set,
         &decode::convert_request(request),
         &[],
-        Clock::System.now(),
+        at.unwrap_or_else(|| Clock::System.now()),
     ))
+}
+
+/// Parses a time with its zone, such as `2026-12-01T22:30:00+01:00`, from 1970 on.
+fn parse_time(text: &str) -> Result<Time, String> {
+    let time: Timestamp =
+        text.parse().map_err(|_| "write a time with its zone, such as 2026-12-01T22:30:00+01:00".to_owned())?;
+    u64::try_from(time.as_microsecond()).map(Time::from_micros).map_err(|_| "it is before 1970".to_owned())
 }
 
 /// Fetches the explanation of a running server.

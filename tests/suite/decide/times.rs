@@ -118,8 +118,8 @@ fn explanation_tells_which_limit_is_inactive() {
     let outcome = &explain(&service, "k").descriptors[0].outcome;
     let active = "{days: \"sat\", from: \"00:00\", to: \"08:00\", timezone: UTC}";
     let expected = format!(
-        "the limit (1 per hour by fixed_window, rejected hits count) is not active now (active: {active}), so it \
-         passes"
+        "no limit of this rule is active at this time, so it passes; limits of other times: 1 per hour by \
+         fixed_window, rejected hits count {active}"
     );
     assert_eq!(*outcome, expected);
 }

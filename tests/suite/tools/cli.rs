@@ -272,6 +272,38 @@ This is based on the files only; a running server (--addr) shows its counters to
 }
 
 #[test]
+fn explain_shows_the_limits_of_another_time() {
+    let limit = |number, from, to| {
+        format!(
+            "{{unit: hour, requests_per_unit: {number}, active: {{from: '{from}', to: '{to}', timezone: Europe/Berlin}}}}"
+        )
+    };
+    let (day, night) = (limit(100, "06:00", "22:00"), limit(20, "22:00", "06:00"));
+    let directory =
+        directory(&[("a.yaml", &format!("domain: a\ndescriptors:\n- {{key: k, rate_limit: [{day}, {night}]}}\n"))]);
+    let explain = |rest: &[&str]| {
+        let run = Run { directory: directory.path(), ..Run::default() };
+        run.with(&[&["explain", "--domain", "a", "--descriptor", "k=1"], rest].concat())
+    };
+    for (at, decides, other) in [
+        ("2026-12-01T21:59:59+01:00", "100", "20"),
+        ("2026-12-01T22:00:00+01:00", "20", "100"),
+        ("2026-12-02T04:59:59Z", "20", "100"),
+        ("2026-12-02T05:00:00Z", "100", "20"),
+    ] {
+        let ended = explain(&["--config", "a.yaml", "--at", at]);
+        let outcome = format!("=> this rule decides; limits of other times: {other} per hour by fixed_window");
+        assert!(ended.stdout.contains(&outcome), "{at}: {ended:?}");
+        assert!(ended.stdout.contains(&format!("     limit {decides} per hour")), "{at}: {ended:?}");
+    }
+    let zoneless = explain(&["--config", "a.yaml", "--at", "2026-12-01T22:00:00"]);
+    assert!(zoneless.code == 2 && zoneless.stderr.contains("write a time with its zone"), "{zoneless:?}");
+    let early = explain(&["--config", "a.yaml", "--at", "1969-12-01T22:00:00Z"]);
+    assert!(early.code == 2 && early.stderr.contains("before 1970"), "{early:?}");
+    assert_eq!(explain(&["--at", "2026-12-01T22:00:00Z"]).code, 2, "a server explains now");
+}
+
+#[test]
 fn explain_shows_problems_of_rules() {
     let ended = Run { stdin: BAD, ..Run::default() }.with(&[
         "explain",
